@@ -78,6 +78,7 @@ IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "ti
 HOSTED = (
     "coopstreams/instance/",
     "coopstreams/opening/",
+    "coopstreams/preflight/",
     "coopstreams/tasks/",
     "coopstreams/commit/",
     "coopstreams/group/",

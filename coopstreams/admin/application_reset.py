@@ -13,13 +13,13 @@ The version that ran last is reset with the given one: the next start may be of 
 and would add to what is left.
 
 Invariant: only what one of both names is touched, and no other application
-(`instance.name_claims`). Output topics stay: results are written again.
+(`preflight.name_claims`). Output topics stay: results are written again.
 Invariant: a topic is deleted only while the group has no members, and only the one that
 was planned for (`log.precondition`): a reset that was suspended finds an application
 that has started meanwhile.
 Invariant: an interrupted reset is completed by repeating it. A start in between is
 refused, because that record names a changelog that is gone
-(`commit.deleted_changelogs`): it would process records into state that has them
+(`preflight.checks`): it would process records into state that has them
 already. Turned down: deleting topics by the prefix of their names (they may belong to
 an application whose id begins with this one).
 Source: Kafka Streams `StreamsResetter`.

@@ -4,6 +4,7 @@ before its deployment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,14 +22,13 @@ from coopstreams.commands.command_settings import (
 from coopstreams.commands.loading import load_topology, modules_of_its_own
 from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.common.config import Config
-from coopstreams.instance.deployed import ACCEPT, Deployed, outline_with
+from coopstreams.preflight.last_version import ACCEPT, LastVersion
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
 from coopstreams.topology.graph.changes import (
     TopologyChange,
     changes,
     severity,
-    weighed,
     word_of,
 )
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
@@ -87,7 +87,7 @@ def check(
 
 def _on_cluster(
     topology: Topology, checked: Config
-) -> tuple[list[TopologyChange], str]:
+) -> tuple[Sequence[TopologyChange], str]:
     """Return the changes since the version that ran last, weighed by the topics'
     content, and their `word_of`.
 
@@ -95,19 +95,16 @@ def _on_cluster(
         ConfigError: the cluster has no record of that version.
     """
     with cluster(checked.client) as log:
-        deployed = Deployed(log, checked)
-        last = deployed.last()
-        if last is None:
+        counts = log.partitions()
+        version = LastVersion(log, checked)
+        found = version.changes_to(as_it_runs(topology, counts, checked), counts)
+        if found is None:
             raise ConfigError(
-                f'the cluster has no topic {deployed.topic}: "{checked["application.id"]}" has not run there, or keeps '
+                f'the cluster has no topic {version.topic}: "{checked["application.id"]}" has not run there, or keeps '
                 "no state, or ran with an older "
                 "coopstreams. Say what the old version is: coopstreams check OLD NEW"
             )
-        counts = log.partitions()
-        found = changes(
-            last, outline_with(as_it_runs(topology, counts, checked), counts)
-        )
-        return weighed(found, deployed.holds), word_of(found)
+        return found.all, found.word
 
 
 def _outline(target: str, optimization: str) -> Outline:
@@ -123,7 +120,7 @@ def _outline(target: str, optimization: str) -> Outline:
         raise ConfigError(f"--optimization {optimization}: must be {error}") from None
 
 
-def _print(found: list[TopologyChange], word: str, *, json: bool) -> None:
+def _print(found: Sequence[TopologyChange], word: str, *, json: bool) -> None:
     worst = severity(found)
     if json:
         rows = [

@@ -29,13 +29,12 @@ from coopstreams.commands.command_settings import (
 from coopstreams.common.config import Config
 from coopstreams.common.moments import moment_ms
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.instance.deployed import Deployed
-from coopstreams.instance.name_claims import claims
 from coopstreams.log.kafka.share_consumer import delete_share_group
 from coopstreams.log.log import Log
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.name_claims import claims
 from coopstreams.state.directory import instance_folders
-from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.topic_checks import reset_of_topic
+from coopstreams.tasks.resolved_topology import as_it_runs, reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST
@@ -136,7 +135,7 @@ def _last(log: Log, settings: Config) -> Outline | None:
     can be read.
     """
     try:
-        return Deployed(log, settings).last()
+        return LastVersion(log, settings).last()
     except TopologyError as error:
         typer.echo(
             f"what the version that ran last has, and this one has not, stays: {error}"

@@ -26,13 +26,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from coopstreams.commit.barrier import Opening
-from coopstreams.commit.deleting_changelogs import deletes
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.group_progress import done_by_all
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed, topic_number
 from coopstreams.commit.view import PartitionStart
 from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.topic_settings import deletes
 from coopstreams.group.group_requests import FetchedOffset, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition

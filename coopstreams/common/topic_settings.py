@@ -1,6 +1,22 @@
-"""The command that sets a setting of a topic, for the messages that advise it."""
+"""Settings of topics: what they do, and the command that sets one."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def policies(settings: Mapping[str, str]) -> set[str]:
+    """Return the words of `cleanup.policy`; none if it is not known."""
+    words = settings.get("cleanup.policy", "").split(",")
+    return {word.strip() for word in words} - {""}
+
+
+def deletes(settings: Mapping[str, str]) -> bool:
+    """Whether brokers delete records of a topic with these settings by age or size."""
+    kept_for_ever = (
+        settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
+    )
+    return "delete" in policies(settings) and not kept_for_ever
 
 
 def setting_command(topic: str, setting: str, value: str) -> str:

@@ -15,7 +15,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.foreign_changelogs import check_own
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
 from coopstreams.common.extra import need_otel
@@ -25,7 +24,6 @@ from coopstreams.group.active_version import assign_active
 from coopstreams.group.joining import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
-from coopstreams.instance.deployed import Deployed, topic_spec
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
@@ -39,8 +37,10 @@ from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
 from coopstreams.opening.sink_openings import SinkOpenings
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.resolution import resolve_at_start
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.query.misplaced_topics import Misplaced, Placing
-from coopstreams.sharing.share_group import check_share_group
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
@@ -55,18 +55,11 @@ from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.resolved_topology import (
-    ResolvedTopology,
-    as_it_runs,
-    resolve_topology,
-)
-from coopstreams.tasks.schema_checks import schemas_bound
+from coopstreams.tasks.resolved_topology import ResolvedTopology, reset_of_topic
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
-from coopstreams.tasks.topic_checks import reset_of_topic
 from coopstreams.tasks.tries import Tries
-from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import Program
@@ -116,7 +109,7 @@ class Components:
     outlasting: Outlasting
     tries: Tries = field(default_factory=Tries, init=False)
     misplaced: Misplaced = field(default_factory=Misplaced, init=False)
-    deployed: Deployed
+    deployed: LastVersion
     restrictions: Restrictions = field(init=False)
     tracing: Callable[[TaskId], RecordSpans] | None = field(init=False)
     """Makes the spans of a task; None: nothing is traced."""
@@ -160,21 +153,8 @@ class Components:
             closing.callback(cluster.close)
             watching = wiring.cluster(client_settings(config), WATCHING_S)
             closing.callback(watching.close)
-            deployed = Deployed(cluster, config, host)
-            counts = cluster.partitions()
-            deployed.check(as_it_runs(topology, counts, config), counts)
-            check_share_group(topology, config)
-            resolved = resolve_topology(
-                cluster,
-                topology,
-                config,
-                had=deployed.changelogs,
-                check=deployed.not_reset,
-            )
-            check_published(config, cluster.partitions(), resolved.topics.partitions)
-            check_own(
-                cluster, application, resolved.topics, topic_spec(application), counts
-            )
+            deployed = LastVersion(cluster, config, host)
+            resolved = resolve_at_start(cluster, topology, config, deployed)
             subtopologies = {
                 subtopology.id: subtopology
                 for subtopology in resolved.topology.subtopologies

@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import UNKNOWN_FOR_S, Check, Log
+from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.tasks.events import Event, Failed, Matched
-from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.errors import CoopStreamsError, LogError, UnknownTopicError
 from coopstreams.topology.graph.patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology

@@ -19,7 +19,7 @@ Invariant: a request is not sent once its precondition does not hold. Turned dow
 ids in the requests (Kafka's DeleteRecords and CreateTopics have no field for them). A
 process that is suspended in the microseconds between its precondition and the request
 is not noticed; where the effect can be undone, the caller asks once more behind it
-(`instance.deployed`).
+(`preflight.last_version`).
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from coopstreams.commit.deleted_changelogs import is_gone
-from coopstreams.commit.deleting_changelogs import check_compacted
 from coopstreams.common.host import SYSTEM
+from coopstreams.common.topic_settings import deletes
 from coopstreams.log.log import Log
+from coopstreams.preflight.checks import why_rows_are_deleted
+from coopstreams.preflight.facts import is_gone, start_offsets
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
 from coopstreams.state.snapshot_restore import Changelog
 from coopstreams.topology.columns import TopicPartition
@@ -87,9 +88,15 @@ class Changelogs:
 
         `stores`: the store that each keeps, by topic.
         """
-        check_compacted(
-            self._cluster, {topic: self._settings_of(topic) for topic in stores}, stores
-        )
+        found = []
+        for topic, store in stores.items():
+            settings = self._settings_of(topic)
+            if deletes(settings):
+                count = self._cluster.partitions([topic])[topic]
+                starts = start_offsets(self._cluster, topic, count)
+                found.append(why_rows_are_deleted(topic, settings, store, starts))
+        if found:
+            raise ConfigError("\n".join(found))
 
     def compacted_until_ms(self, topic: str) -> int | None:
         """Return the time before which records were old enough to be compacted.

@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from coopstreams.common.config import Config
 from coopstreams.common.host import Host
 from coopstreams.sharing.share_thread import ShareThread
 from coopstreams.sharing.work import SharedWork
@@ -21,8 +20,6 @@ from coopstreams.status.model import ShareStatus, drops
 from coopstreams.status.reasons import HealthCode, Reason
 from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.tally import dropped
-from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Structure
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +32,6 @@ STALLED_S = 30.0
 def share_group(application: str) -> str:
     """Return the name of an application's share group."""
     return f"{application}-share"
-
-
-def check_share_group(topology: Structure, config: Config) -> None:
-    """Check that the settings allow the orders of the topology's sources.
-
-    Raises:
-        ConfigError: a source with `order="none"` under exactly-once.
-    """
-    if config.exactly_once and (topics := topology.unordered_topics):
-        raise ConfigError(
-            f'"{topics[0]}" is read with order="none", but processing.guarantee={config["processing.guarantee"]}: a '
-            "share group acknowledges records outside of transactions, so that results and progress cannot count "
-            "together. Leave out order=, or set processing.guarantee=at_least_once."
-        )
 
 
 class ShareMembers:

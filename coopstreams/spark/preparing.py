@@ -23,6 +23,8 @@ from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.preflight.resolution import check_topics, create_missing
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import (
     History,
@@ -37,8 +39,6 @@ from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schema_checks import schemas_bound
-from coopstreams.tasks.topic_checks import check_topics, create_missing
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched
@@ -211,13 +211,15 @@ def make_plan(
             options.snapshots
         )  # fails now if its driver is missing, instead of in the tasks
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
-        topology = as_it_runs(built, cluster.partitions(), config)
+        counts = cluster.partitions()
+        topology = as_it_runs(built, counts, config)
         planning.check(topology)
         chosen, known = _histories(topology, histories, options.until)
-        resolved = check_topics(cluster, topology, config)
+        facts = check_topics(cluster, topology, config, counts)
+        resolved = facts.topics
         check_unused(cluster, config, topology, resolved.partitions)
         if create:
-            create_missing(cluster, topology, config, resolved)
+            create_missing(cluster, facts)
         cut, globally = (
             {
                 topic: cut_of(cluster, topic, history, resolved.partitions[topic])

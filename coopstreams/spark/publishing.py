@@ -23,8 +23,8 @@ from typing import Any
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.preflight.last_version import LastVersion
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
@@ -67,7 +67,7 @@ def publish(
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(group, goes_on, done.plan)
-        Deployed(cluster, config).take_over(
+        LastVersion(cluster, config).take_over(
             running,
             cluster.partitions(),
             lambda: not group.describe().members_text,

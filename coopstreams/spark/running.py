@@ -28,6 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.common.config import Config
 from coopstreams.log.log import NO_STREAM_TIME
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
 from coopstreams.spark.history.arrow_rows import BEGIN, RESULTS, ROUTED, ddl
@@ -56,7 +57,6 @@ from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.spark.workers.stage_progress import ProgressWatcher, TaskProgress
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.failure_handlers import may_drop
-from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology

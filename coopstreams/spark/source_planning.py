@@ -18,8 +18,10 @@ from dataclasses import replace
 from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
-from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.resolution import check_topics, create_missing
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
@@ -32,9 +34,7 @@ from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
-from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schema_checks import schemas_bound
-from coopstreams.tasks.topic_checks import check_topics, create_missing, reset_of
+from coopstreams.tasks.resolved_topology import as_it_runs, reset_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,
@@ -82,9 +82,13 @@ def begin_rebuild(
             )
     check_stopped(config)
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
-        topology = as_it_runs(built, cluster.partitions(), config)
+        counts = cluster.partitions()
+        topology = as_it_runs(built, counts, config)
         planning.check(topology)
-        resolved = check_topics(cluster, topology, config)
+        # A dry run makes nothing, so it may tell of a run that makes them anew.
+        had = () if dry_run else _kept_as_they_are(cluster, topology, config, wanted)
+        facts = check_topics(cluster, topology, config, counts, had)
+        resolved = facts.topics
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, ranges)
         for warning in planning.called_late(
@@ -104,13 +108,7 @@ def begin_rebuild(
             check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
         if not dry_run:
-            create_missing(
-                cluster,
-                topology,
-                config,
-                resolved,
-                _kept_as_they_are(cluster, topology, config, wanted),
-            )
+            create_missing(cluster, facts)
         tables = {
             table.topic: resolved.partitions[table.topic]
             for table in topology.global_tables
@@ -281,12 +279,12 @@ def _kept_as_they_are(
     """Return the changelogs of the last version that this run does not make as a whole:
     deleted ones stay missing.
     """
-    deployed = Deployed(cluster, config)
+    version = LastVersion(cluster, config)
     whole = wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
-    deployed.last()
+    version.last()
     specs = logged(topology)
     made = [changelog_of(config, specs[name]) for name in wanted.names(specs)]
-    return deployed.changelogs.difference(made if whole else ())
+    return version.changelogs.difference(made if whole else ())
 
 
 def _cut(

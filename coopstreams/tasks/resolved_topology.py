@@ -1,26 +1,26 @@
 """A topology with the topics that match its patterns now, their partition counts, and
 the compiled programs.
 
-Invariant: a `ResolvedTopology` is complete when it is returned: topics are checked,
-internal topics created, programs compiled.
+Invariant: whoever has a `ResolvedTopology` can use it: topics are checked, internal
+topics created (`preflight.resolution`), programs compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
 from coopstreams.log.kafka.native import native_parts
-from coopstreams.log.log import Check, Log
 from coopstreams.tasks.failure_handlers import may_drop
-from coopstreams.tasks.topic_checks import prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.compile.timestamps import extracting
 from coopstreams.topology.graph.fingerprint import fingerprints
+from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.subtopologies import before_windows
@@ -78,26 +78,10 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
     return timed.optimized(config["topology.optimization"])
 
 
-def resolve_topology(
-    cluster: Log,
-    built: Topology,
-    config: Config,
-    known: Collection[str] = (),
-    had: Collection[str] = (),
-    check: Check | None = None,
+def compiled(
+    topology: Topology, topics: ResolvedTopics, config: Config
 ) -> ResolvedTopology:
-    """Return the topology, resolved now.
-
-    `known`: topics that the application reads already, which count as existing in any
-    case. `had`: the changelogs of the version of the topology that ran last. `check`:
-    asked before each internal topic is created.
-
-    Raises:
-        ConfigError, UnknownTopicError, TopologyError: see `prepare_topics` and
-        `as_it_runs`.
-    """
-    topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
-    topics = prepare_topics(cluster, topology, config, had, check)
+    """Return a topology with its topics and its compiled programs."""
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(
@@ -117,3 +101,24 @@ def resolve_topology(
     }
     feeding = {} if config["ranges.before.windows"] else before_windows(parts)
     return ResolvedTopology(topology, topics, programs, announced, feeding)
+
+
+def reset_of(source: Source, config: Config) -> str:
+    """Return where the topics of a source begin in which the group has no position.
+
+    A repartition topic is read from its first record: the application has written all
+    of them.
+    """
+    return (
+        EARLIEST
+        if source.internal
+        else source.reset or str(config["auto.offset.reset"])
+    )
+
+
+def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
+    """Return where a source topic begins in which the group has no position."""
+    for node in topology.nodes:
+        if isinstance(node, Source) and topic in node.topics:
+            return reset_of(node, config)
+    return str(config["auto.offset.reset"])

@@ -35,6 +35,7 @@ from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.time_marks import HEADER as TIME_MARK
+from coopstreams.preflight.schema_checks import bind_in_memory
 from coopstreams.state.database import Database
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
@@ -47,7 +48,6 @@ from coopstreams.tasks.failure_handlers import (
 )
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schema_checks import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.testing.changed_rows import ChangedRows

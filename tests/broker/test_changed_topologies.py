@@ -20,9 +20,9 @@ from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share_consumer import delete_share_group
+from coopstreams.preflight.last_version import LastVersion
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
 from tests.broker.counting import await_running, failure_of
@@ -313,7 +313,7 @@ def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(
         )
         settings = {"bootstrap.servers": kafka.bootstrap}
         with closing(KafkaLog(settings)) as log:
-            Deployed(log, Config.of(settings, changed.id)).take_over(
+            LastVersion(log, Config.of(settings, changed.id)).take_over(
                 changed.build(counted()), log.partitions()
             )
     thread.join()

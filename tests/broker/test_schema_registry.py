@@ -19,7 +19,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from coopstreams import CoopStreams, serdes
 from coopstreams.common.config import Config
-from coopstreams.tasks.schema_checks import schemas_bound
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.topology.compatibility.avro_schemas import whole
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.schemas import SchemaSerde

@@ -27,7 +27,7 @@ from coopstreams.dev import broker_certificates
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share_consumer import delete_share_group
-from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until

@@ -18,7 +18,8 @@ from coopstreams.commit import cluster_policy, record
 from coopstreams.common.config import SETTINGS
 from coopstreams.common.metrics import Metrics
 from coopstreams.consumer.consumer_settings import SETTINGS as CONSUMER_SETTINGS
-from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
+from coopstreams.preflight.checks import CHECKS
+from coopstreams.preflight.last_version import topic_spec as version_topic
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
 from coopstreams.topology.graph.nodes import InternalTopic
@@ -31,6 +32,7 @@ POLICY = ("level", "setting", "default", "meaning")
 METRIC = ("metric", "kind", "labels", "meaning")
 PATH = ("`GET`", "answer")
 PARAMETER = ("parameter", "of", "meaning")
+CHECK = ("check", "protects from", "a finding")
 TOPIC = ("topic", "partitions", "settings")
 COMMAND = ("command", "what it does", "options")
 
@@ -100,6 +102,20 @@ def parameters() -> list[list[str]]:
     ]
 
 
+def checks() -> list[list[str]]:
+    """Return a row for each check of a start."""
+    return [
+        [
+            f"`{check.code}`",
+            check.protects_from,
+            "is logged"
+            if check.error is None
+            else f"ends the start: `{check.error.__name__}`",
+        ]
+        for check in CHECKS
+    ]
+
+
 def topics() -> list[list[str]]:
     """Return a row for each kind of topic that coopstreams makes."""
     day = ADDITIONAL_RETENTION_MS
@@ -108,7 +124,7 @@ def topics() -> list[list[str]]:
     assert window["retention.ms"] == str(day)
     window["retention.ms"] = f"retention + {day}"
     repartition = topic_config(InternalTopic("", "repartition", ()))
-    deployed = deployed_topic_spec("app")
+    version = version_topic("app")
     shared = [record.topic_spec(), cluster_policy.topic_spec()]
     return [
         [
@@ -123,9 +139,9 @@ def topics() -> list[list[str]]:
             _config(repartition),
         ],
         [
-            f"`<application>{deployed.name.removeprefix('app')}`",
-            str(deployed.partitions),
-            _config(dict(deployed.config)),
+            f"`<application>{version.name.removeprefix('app')}`",
+            str(version.partitions),
+            _config(dict(version.config)),
         ],
         *(
             [f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))]
@@ -214,6 +230,7 @@ TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
     "metrics": (_REFERENCE / "metrics.md", METRIC, metrics),
     "paths": (_REFERENCE / "http.md", PATH, paths),
     "parameters": (_REFERENCE / "http.md", PARAMETER, parameters),
+    "checks": (_REFERENCE / "checks.md", CHECK, checks),
     "topics": (_REFERENCE / "topics.md", TOPIC, topics),
     "commands": (_REFERENCE / "commands.md", COMMAND, commands),
     "consumer settings": (_CONSUMER, SETTING, consumer_settings),

@@ -33,8 +33,9 @@ from coopstreams.instance.restrictions import (
 )
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.tasks.events import PolicyChanged
-from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import LogError

@@ -16,10 +16,10 @@ from coopstreams.instance.subscription import GONE_S, HURRY_S, PatternSubscripti
 from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks import schema_checks
+from coopstreams.preflight import schema_checks
+from coopstreams.preflight.resolution import resolve_topology
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.tasks.events import Event, Matched
-from coopstreams.tasks.resolved_topology import resolve_topology
-from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import OffsetOutOfRangeError, UnknownTopicError

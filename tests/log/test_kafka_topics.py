@@ -9,9 +9,9 @@ import pytest
 
 from coopstreams.commit import cluster_policy, record
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.instance import deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
+from coopstreams.preflight import last_version
 from coopstreams.spark import outbox
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, UnknownTopicError
@@ -52,7 +52,7 @@ def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(
     [
         record.topic_spec(partitions=1),
         cluster_policy.topic_spec(),
-        deployed.topic_spec("application"),
+        last_version.topic_spec("application"),
         outbox.marks_spec("application", "run", 1, -1),
     ],
     ids=lambda spec: spec.name,

@@ -28,7 +28,7 @@ from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.begun import Begun
-from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
-from coopstreams.instance import deployed
+from coopstreams.preflight import last_version, resolution
 from coopstreams.tasks import resolved_topology
 from coopstreams.topology.compile import operator_time
 from tests.simulation.consumers import Consumers
@@ -81,7 +81,7 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
 
 MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (
-        resolved_topology,
+        resolution,
         "as_it_runs",
         lambda built, _, config: (id(built), config["topology.optimization"]),
     ),
@@ -95,7 +95,7 @@ MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
         "compile_subtopology",
         lambda topology, part, *by, **how: (id(topology), part.id, *by, *how.values()),
     ),
-    (deployed, "outline", id),
+    (last_version, "outline", id),
     (operator_time, "Analysis", id),
 ]
 """Functions whose results are equal in all processes of a topology, which has no

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, Topology, serdes
 from coopstreams.common.config import Config
+from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill, publish
-from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology.errors import QueryError
 from tests.broker.post import DEPOT, Load, program, warm
 from tests.broker.reading import read_topic

@@ -9,7 +9,8 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
+from coopstreams.preflight.resolution import resolve_topology
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

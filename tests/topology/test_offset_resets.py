@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coopstreams import StreamsBuilder, TopologyBuilder, serdes
 from coopstreams.common.config import Config
-from coopstreams.tasks.topic_checks import reset_of_topic
+from coopstreams.tasks.resolved_topology import reset_of_topic
 from coopstreams.topology.errors import ConfigError, TopologyError
 from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.graph.offset_resets import (

@@ -11,8 +11,9 @@ import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, key_value_store, serdes
 from coopstreams.common.config import Config
-from coopstreams.sharing.share_group import check_share_group
-from coopstreams.topology.errors import ConfigError, TopologyError
+from coopstreams.preflight.checks import unordered_in_transactions
+from coopstreams.preflight.facts import Facts
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.changes import Verdict, changes
 from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.graph.outline import outline
@@ -168,12 +169,14 @@ def test_exactly_once_is_refused_with_the_reason() -> None:
         "bootstrap.servers": "nowhere:1",
         "processing.guarantee": "exactly_once_v2",
     }
-    with pytest.raises(
-        ConfigError,
-        match=r'"in" is read with order="none", but processing.guarantee=exactly_once_v2',
-    ):
-        check_share_group(topology, Config.of(settings, "app"))
-    check_share_group(topology, Config.of({"bootstrap.servers": "nowhere:1"}, "app"))
+    facts = Facts(topology, Config.of(settings, "app"), {})
+    (found,) = unordered_in_transactions(facts)
+    assert (
+        '"in" is read with order="none", but processing.guarantee=exactly_once_v2'
+        in found
+    )
+    plain = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
+    assert list(unordered_in_transactions(Facts(topology, plain, {}))) == []
 
 
 def test_another_order_is_another_program_and_its_position_is_not_kept() -> None:

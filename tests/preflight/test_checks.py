@@ -12,7 +12,7 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.topic_checks import check_topics, prepare_topics
+from coopstreams.preflight.resolution import check_topics, resolve_topology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -49,9 +49,8 @@ def check(log: MemoryLog, write: Write, settings: Mapping[str, str]) -> None:
     builder = StreamsBuilder("app")
     write(builder)
     config = Config.of({"bootstrap.servers": "in-memory", **settings}, "app")
-    check_topics(
-        log, builder.build().optimized(config["topology.optimization"]), config
-    )
+    topology = builder.build().optimized(config["topology.optimization"])
+    check_topics(log, topology, config, log.partitions())
 
 
 def copied(sink: str) -> Write:
@@ -152,7 +151,7 @@ def with_internal_topics_of(write: Write) -> MemoryLog:
     """Return a cluster on which this program has run."""
     log, builder = cluster(), StreamsBuilder("app")
     write(builder)
-    prepare_topics(
+    resolve_topology(
         log, builder.build(), Config.of({"bootstrap.servers": "in-memory"}, "app")
     )
     return log
@@ -401,7 +400,7 @@ def test_internal_topics_take_any_time_whatever_the_brokers_take_by_default() ->
     log.create_topics([TopicSpec("in", 1, bounds)])
     builder = StreamsBuilder("app")
     regrouped(builder)
-    prepare_topics(
+    resolve_topology(
         log, builder.build(), Config.of({"bootstrap.servers": "in-memory"}, "app")
     )
     for topic in ("app-by-repartition", CHANGELOG):

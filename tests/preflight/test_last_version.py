@@ -14,10 +14,10 @@ import pytest
 from coopstreams import Materialized, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.group.group_requests import FetchedOffset
-from coopstreams.instance.deployed import Deployed
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,
@@ -48,9 +48,9 @@ def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_no
     log = MemoryLog()
 
     def taken_over(topology: Topology) -> set[str]:
-        deployed = Deployed(log, Config.of({"bootstrap.servers": "none"}, "app"))
+        deployed = LastVersion(log, Config.of({"bootstrap.servers": "none"}, "app"))
         deployed.take_over(topology, {"orders": 1})
-        again = Deployed(log, Config.of({"bootstrap.servers": "none"}, "app"))
+        again = LastVersion(log, Config.of({"bootstrap.servers": "none"}, "app"))
         again.last()
         assert again.begun == deployed.begun
         return set(deployed.begun)
@@ -67,9 +67,9 @@ def test_state_without_a_changelog_is_of_one_life_of_the_topic_that_keeps_the_to
         builder = StreamsBuilder("app")
         numbers = builder.stream("in", key=serdes.text, value=serdes.text)
         numbers.group_by_key().count(store=Materialized("kept", logged=logged))
-        return Deployed(log, Config.of({"bootstrap.servers": "none"}, "app")).take_over(
-            builder.build(), {"in": 1}
-        )
+        return LastVersion(
+            log, Config.of({"bootstrap.servers": "none"}, "app")
+        ).take_over(builder.build(), {"in": 1})
 
     log = MemoryLog()
     assert taken_over(log, logged=True) == "", "a changelog has a topic id of its own"
@@ -97,8 +97,7 @@ def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_top
         settings = {"bootstrap.servers": "none"} | (
             {"topology.change.accepted": accepted} if accepted else {}
         )
-        deployed = Deployed(log, Config.of(settings, "app"))
-        deployed.check(topology, {"in": partitions})
+        deployed = LastVersion(log, Config.of(settings, "app"))
         deployed.take_over(topology, {"in": partitions})
 
     start(1)
@@ -128,17 +127,17 @@ def test_a_process_that_was_stopped_while_it_recorded_its_version_does_not_repla
         nonlocal asked
         asked += 1
         if asked == stalls_at:  # the group removes it, and its successor begins
-            Deployed(log, config).take_over(newer, counts)
+            LastVersion(log, config).take_over(newer, counts)
         return asked < stalls_at
 
-    woken = Deployed(log, config)
+    woken = LastVersion(log, config)
     if stalls_at < 4:
         with pytest.raises(FencedError, match="other processes may run"):
             woken.take_over(older, counts, is_member)
     else:
         woken.take_over(older, counts, is_member)
         assert asked == 3
-    last = Deployed(log, config).last()
+    last = LastVersion(log, config).last()
     assert last is not None
     assert last == outline(newer if stalls_at < 4 else older)
 
@@ -150,10 +149,10 @@ def test_a_process_that_was_stopped_while_it_recorded_the_first_version_leaves_n
     config = Config.of({"bootstrap.servers": "none"}, "app")
     answers = iter([True, True, False])
     with pytest.raises(FencedError):
-        Deployed(log, config).take_over(
+        LastVersion(log, config).take_over(
             version(ORDER, None), {"orders": 1}, lambda: next(answers)
         )
-    assert Deployed(log, config).last() is None
+    assert LastVersion(log, config).last() is None
 
 
 def test_a_process_that_was_stopped_while_it_started_makes_no_topics_after_a_reset() -> (
@@ -162,12 +161,12 @@ def test_a_process_that_was_stopped_while_it_started_makes_no_topics_after_a_res
     log, config = MemoryLog(), Config.of({"bootstrap.servers": "none"}, "app")
     topology = version(ORDER, None)
     log.create_topics([TopicSpec("orders", 1)])
-    starting = Deployed(log, config)
+    starting = LastVersion(log, config)
     assert starting.last() is None
     resolve_topology(log, topology, config, check=starting.not_reset)
     starting.take_over(topology, {"orders": 1})
     log.delete_topics(["app-latest-changelog", "app-topology"])  # a reset
-    Deployed(log, config).take_over(topology, {"orders": 1})
+    LastVersion(log, config).take_over(topology, {"orders": 1})
     with pytest.raises(FencedError, match="app-topology was deleted and made anew"):
         resolve_topology(log, topology, config, check=starting.not_reset)
     assert "app-latest-changelog" not in log.partitions()
@@ -216,7 +215,7 @@ def test_a_source_that_was_made_anew_beside_another_is_told_from_one_that_was_ad
     )
 
     def start(*topics: str) -> None:
-        Deployed(log, config).take_over(
+        LastVersion(log, config).take_over(
             merged(*topics), log.partitions(), positions=offsets
         )
 

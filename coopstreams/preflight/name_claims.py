@@ -4,7 +4,7 @@ would be in one topic.
     application "q",   store "b-c"    q-b-c-changelog
     application "q-b", store "c"      q-b-c-changelog
 
-The record of an application's version (`instance.deployed`) names its internal topics,
+The record of an application's version (`last_version`) names its internal topics,
 so it is their mark: it is there since the first task opened, it can be read by others,
 and a topic that somebody has made beforehand has none. Whoever has an id that such a
 name begins with is looked for among the topics of the cluster, and its record is read.
@@ -55,16 +55,29 @@ def check_unclaimed(
     Raises:
         ConfigError: one has; the message has the cure.
     """
+    if claimed := claims_on(cluster, topology, names, host):
+        raise ConfigError(why_claimed(topology, claimed))
+
+
+def claims_on(
+    cluster: Log, topology: Topology, names: Collection[str], host: Host = SYSTEM
+) -> dict[str, str]:
+    """Return the internal topics of a topology that another application has, with its
+    id.
+    """
+    mine = [topic.name for topic in topology.internal_topics]
+    return claims(cluster, topology.application_id, mine, names, host)
+
+
+def why_claimed(topology: Topology, claimed: Mapping[str, str]) -> str:
+    """Return why an application is refused of which another one has internal topics."""
     application = topology.application_id
-    mine = {topic.name: topic.kind for topic in topology.internal_topics}
-    claimed = claims(cluster, application, mine, names, host)
-    if not claimed:
-        return
     topic, other = min(claimed.items())
-    store = topic.removeprefix(f"{application}-").removesuffix(f"-{mine[topic]}")
-    raise ConfigError(
+    kinds = {internal.name: internal.kind for internal in topology.internal_topics}
+    store = topic.removeprefix(f"{application}-").removesuffix(f"-{kinds[topic]}")
+    return (
         f'{topic} is an internal topic of application "{other}", too: {topology_topic(other)} names it. Here it is the '
-        f'{mine[topic]} topic of "{store}". Rows of both would be in it, and the results of both would be wrong. Give '
+        f'{kinds[topic]} topic of "{store}". Rows of both would be in it, and the results of both would be wrong. Give '
         f'"{store}" another name in this program, or run it under another application.id. What both have written there '
         f'already belongs to neither: `coopstreams reset` both, under the new names. Or, if "{other}" is gone for good, '
         f"delete {topology_topic(other)} and the internal topics that it has"

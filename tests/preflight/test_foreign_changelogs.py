@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from coopstreams.commit.foreign_changelogs import check_own
 from coopstreams.common.config import Config
-from coopstreams.instance.deployed import Deployed, topic_spec
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.topic_checks import prepare_topics
+from coopstreams.preflight.checks import CHECKS
+from coopstreams.preflight.facts import gather_at_start
+from coopstreams.preflight.findings import judge
+from coopstreams.preflight.last_version import LastVersion, topic_spec
+from coopstreams.preflight.resolution import create_missing
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
@@ -22,12 +24,12 @@ CHANGELOG = "shop-counts-changelog"
 
 
 class Asked(MemoryLog):
-    """Counts how often it is asked for ends."""
+    """Counts how often it is asked for the end of the changelog."""
 
     asked = 0
 
     def end_offsets(self, partitions):  # type: ignore[no-untyped-def]
-        self.asked += 1
+        self.asked += any(at.topic == CHANGELOG for at in partitions)
         return super().end_offsets(partitions)
 
 
@@ -57,10 +59,12 @@ def start(log: MemoryLog, topics: set[str] | None = None) -> None:
     """Check as a process does that starts. `topics`: those that it has seen, if others
     have come since.
     """
-    seen = set(log.partitions()) if topics is None else topics
-    check_own(
-        log, "shop", prepare_topics(log, counted(), CONFIG), topic_spec("shop"), seen
-    )
+    counts = log.partitions()
+    seen = {topic: counts[topic] for topic in topics or counts}
+    version = LastVersion(log, CONFIG)
+    facts = gather_at_start(log, counted(), CONFIG, seen, version)
+    judge(CHECKS, facts)
+    create_missing(log, facts)
 
 
 def test_rows_that_were_written_before_the_topology_was_are_of_another_framework() -> (
@@ -85,7 +89,7 @@ def test_our_rows_are_behind_the_topology() -> None:
     log = cluster()
     start(log)
     seen = set(log.partitions())
-    Deployed(log, CONFIG).take_over(counted(), log.partitions())
+    LastVersion(log, CONFIG).take_over(counted(), log.partitions())
     log.writer().append(CHANGELOG, [b"ann"], [bytes(8)], [1], partitions=0)
     start(log)
     start(
@@ -99,7 +103,7 @@ def test_brokers_are_asked_only_at_a_first_start_whose_changelogs_are_there() ->
     assert log.asked == 0, "it has made all topics itself"
     start(log)
     assert log.asked == 1, "another process may have made them"
-    Deployed(log, CONFIG).take_over(counted(), log.partitions())
+    LastVersion(log, CONFIG).take_over(counted(), log.partitions())
     start(log)
     assert log.asked == 1
 

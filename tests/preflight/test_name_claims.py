@@ -11,10 +11,10 @@ import pytest
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.admin.application_reset import plan_reset
 from coopstreams.common.config import Config
-from coopstreams.instance.deployed import Deployed
-from coopstreams.instance.name_claims import claims
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.name_claims import check_unclaimed, claims
 from coopstreams.topology.errors import AccessDeniedError, ConfigError
 
 SHARED = "q-b-c-changelog"
@@ -30,8 +30,8 @@ def counting(application: str, store: str) -> Topology:
 LONGER, SHORTER = counting("q-b", "c"), counting("q", "b-c")
 
 
-def deployed(log: Log, topology: Topology) -> Deployed:
-    return Deployed(
+def deployed(log: Log, topology: Topology) -> LastVersion:
+    return LastVersion(
         log, Config.of({"bootstrap.servers": "none"}, topology.application_id)
     )
 
@@ -39,7 +39,7 @@ def deployed(log: Log, topology: Topology) -> Deployed:
 def begin(log: MemoryLog, topology: Topology) -> None:
     """Start an application: its topics are created, and its version is recorded."""
     made = deployed(log, topology)
-    made.check(topology, log.partitions())
+    check_unclaimed(log, topology, log.partitions())
     log.create_topics([TopicSpec(topic.name, 1) for topic in topology.internal_topics])
     made.take_over(topology, log.partitions())
 

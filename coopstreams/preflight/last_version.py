@@ -35,7 +35,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -44,10 +44,10 @@ from coopstreams.commit.positions import OffsetStore, made_anew
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.instance.name_claims import KEY, check_unclaimed
 from coopstreams.log.log import BROKERS_TIME, Log, TopicSpec
 from coopstreams.log.precondition import Precondition
 from coopstreams.log.remainder import remainder
+from coopstreams.preflight.name_claims import KEY, check_unclaimed
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,
@@ -88,12 +88,53 @@ def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
     )
 
 
-class Deployed:
+@dataclass(frozen=True, slots=True)
+class VersionChanges:
+    """How a version differs from the one that had tasks last, weighed by what the
+    cluster holds.
+    """
+
+    all: tuple[TopologyChange, ...] = ()
+    word: str = ""
+    """What an operator says to accept exactly these changes."""
+    accepted: bool = False
+
+    @property
+    def refused(self) -> list[TopologyChange]:
+        """The changes by which state would be lost, mixed or misread."""
+        return [change for change in self.all if change.verdict.severity == 2]
+
+    def refusal(self, application: str) -> str:
+        """Return why the version does not start: the refused changes with their cures,
+        and how to accept them. Empty: it may start.
+        """
+        if self.accepted or not self.refused:
+            return ""
+        told = "".join(
+            f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}."
+            for change in self.refused
+        )
+        return (
+            f'"{application}" is not started, because results would be wrong from now on, and nothing would say so:'
+            f"{told}\n`coopstreams check` says this before a deployment. Or accept just this change: --set "
+            f"{ACCEPT}={self.word}"
+        )
+
+    def acceptance(self) -> list[str]:
+        """Return a sentence for each refused change that an operator has accepted."""
+        return [
+            f"{ACCEPT}={self.word}: {change.what} {change.name} is {change.verdict}: {change.why}"
+            for change in self.refused
+            if self.accepted
+        ]
+
+
+class LastVersion:
     """The record of an application's last version. One thread at a time."""
 
     def __init__(self, cluster: Log, config: Config, host: Host = SYSTEM) -> None:
         self._log = cluster
-        self._host = host
+        self.host = host
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
@@ -135,21 +176,22 @@ class Deployed:
         self.changelogs = _changelogs(last)
         return last
 
-    def check(self, topology: Topology, counts: Mapping[str, int]) -> None:
-        """Check that this version loses, mixes or misreads nothing, or that an operator
-        has accepted the change.
+    def changes_to(
+        self, topology: Topology, counts: Mapping[str, int]
+    ) -> VersionChanges | None:
+        """Return what differs between the version that had tasks last and this one;
+        None if there is no record.
 
         `counts`: the partitions of the topics.
 
         Raises:
-            TopologyChangedError: it would; the message has the changes and the cures.
-            ConfigError: another application has internal topics of the same names; the
-            message has the cure. TopologyError, LogError: see `last`; or the topics or
-            the group's positions cannot be read.
+            TopologyError, LogError: see `last`; or the topics or the group's positions
+            cannot be read.
         """
-        check_unclaimed(self._log, topology, counts, self._host)
-        if (last := self.last()) is not None:
-            self._check(last, outline_with(topology, counts))
+        last = self.last()
+        if last is None:
+            return None
+        return self._changes(last, outline_with(topology, counts))
 
     def not_reset(self, _: str) -> None:
         """A `log.Check` for internal topics: the application was not reset since the
@@ -170,7 +212,7 @@ class Deployed:
         may_act: Callable[[], bool] = lambda: True,
         positions: OffsetStore | None = None,
     ) -> str:
-        """Record this version as the last one, if `check` allows it, and return what
+        """Record this version as the last one, if nothing is lost by it, and return what
         tells its state from older state.
 
         `may_act`: whether no other process can run this application: this one certainly
@@ -184,48 +226,31 @@ class Deployed:
         Raises:
             FencedError: another process may run it now: nothing is recorded.
             ConfigError: a source was made anew, and there is state of the topic before
-            it; the message has the cure. Or see `check`.
+            it; the message has the cure. Or see `check_unclaimed`.
         """
         last = self.last()
         mine = outline_with(topology, counts)
         if last is not None:
-            self._check(last, mine)
+            changed = self._changes(last, mine)
+            if refusal := changed.refusal(topology.application_id):
+                raise TopologyChangedError(refusal)
+            for sentence in changed.acceptance():
+                log.warning("%s", sentence)
         ids = self._ids_now(topology)
         if positions is not None:
             self._check_ids(mine, ids, counts, positions)
-        news = last != mine or ids != self._ids
-        if news and (last is not None or mine.stores or mine.repartitions):
-            check_unclaimed(self._log, topology, self._log.partitions(), self._host)
+        keeps_rows = mine.stores or mine.repartitions
+        if (last is not None or keeps_rows) and (last != mine or ids != self._ids):
+            check_unclaimed(self._log, topology, self._log.partitions(), self.host)
             self._tell(last, mine, topology, ids, may_act)
         self.changelogs = _changelogs(mine)
-        stores = [store for part in topology.subtopologies for store in part.stores]
-        bare = any(not store.logged and store.source is None for store in stores)
-        return self._log.topic_id(self.topic) if bare else ""
+        return self._log.topic_id(self.topic) if _has_bare_store(topology) else ""
 
-    def _check(self, last: Outline, mine: Outline) -> None:
+    def _changes(self, last: Outline, mine: Outline) -> VersionChanges:
         found = changes(last, mine)
-        refused = [
-            change
-            for change in weighed(found, self.holds)
-            if change.verdict.severity == 2
-        ]
-        if not refused:
-            return
         word = word_of(found)
-        if self._config[ACCEPT] != word:
-            raise TopologyChangedError(
-                refusal(self._config["application.id"], refused, word)
-            )
-        for change in refused:
-            log.warning(
-                "%s=%s: %s %s is %s: %s",
-                ACCEPT,
-                word,
-                change.what,
-                change.name,
-                change.verdict,
-                change.why,
-            )
+        accepted = self._config[ACCEPT] == word
+        return VersionChanges(tuple(weighed(found, self.holds)), word, accepted)
 
     def _tell(
         self,
@@ -271,7 +296,7 @@ class Deployed:
             self._take_back(own)
             raise FencedError(f"{self.topic}: {check.otherwise}")
         try:
-            check_unclaimed(self._log, topology, self._log.partitions(), self._host)
+            check_unclaimed(self._log, topology, self._log.partitions(), self.host)
         except ConfigError:  # it has begun at the same time
             self._take_back(own)
             raise
@@ -336,7 +361,7 @@ class Deployed:
         at = TopicPartition(self.topic, 0)
         with closing(self._log.writer()) as writer:
             writer.append(
-                self.topic, [KEY], [told], [self._host.wall_ms()], partitions=0
+                self.topic, [KEY], [told], [self.host.wall_ms()], partitions=0
             )
             writer.flush(_TIMEOUT_S)
             return writer.delivered_to(at) - 1
@@ -360,7 +385,7 @@ class Deployed:
     def _records(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the offset and the value of each record that the topic still has."""
         at = TopicPartition(self.topic, 0)
-        for batch in remainder(self._log, {at: self._log.start_offset(at)}, self._host):
+        for batch in remainder(self._log, {at: self._log.start_offset(at)}, self.host):
             yield from zip(batch.columns.offsets, batch.columns.values, strict=True)
 
     def holds(self, change: TopologyChange) -> bool:
@@ -381,7 +406,7 @@ class Deployed:
             )
         return any(
             len(batch.columns.offsets)
-            for batch in remainder(self._log, self._unprocessed(partitions), self._host)
+            for batch in remainder(self._log, self._unprocessed(partitions), self.host)
         )
 
     def _unprocessed(
@@ -403,6 +428,11 @@ class Deployed:
         }
 
 
+def _has_bare_store(topology: Topology) -> bool:
+    """Whether a store has neither a changelog nor a source topic to be restored from."""
+    return any(not store.logged and store.source is None for store in topology.stores)
+
+
 def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
     """Return the outline of a version, with the partition counts of now of topics that
     cut rows without a changelog.
@@ -412,20 +442,6 @@ def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
         for store, topics in unchecked(topology).items()
     }
     return replace(outline(topology), partitions=known)
-
-
-def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
-    """Return why a version does not start: the refused changes with their cures, and
-    how to accept them.
-    """
-    told = "".join(
-        f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}."
-        for change in refused
-    )
-    return (
-        f'"{application}" is not started, because results would be wrong from now on, and nothing would say so:{told}\n'
-        f"`coopstreams check` says this before a deployment. Or accept just this change: --set {ACCEPT}={word}"
-    )
 
 
 def _changelogs(version: Outline) -> frozenset[str]:

@@ -27,16 +27,16 @@ from coopstreams.commands.processes.restarts import FAILED, exit_status
 from coopstreams.common.config import Config
 from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
-from coopstreams.query.formats import parse_key, show_value, to_json
-from coopstreams.tasks import schema_checks
-from coopstreams.tasks.failure_handlers import FailureHandler
-from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.schema_checks import (
+from coopstreams.preflight import schema_checks
+from coopstreams.preflight.schema_checks import (
     bind_in_memory,
     check_schemas,
     schema_uses,
     schemas_bound,
 )
+from coopstreams.query.formats import parse_key, show_value, to_json
+from coopstreams.tasks.failure_handlers import FailureHandler
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition

@@ -1,0 +1,377 @@
+"""What the checks of a start know of the cluster: asked for once, before anything is
+created.
+
+Invariant: `gather` lists the topics once at most, and describes their settings in one
+request. A request for one topic is made only where a check needs it: ends of
+changelogs, say, while the record of the last version is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coopstreams.commit.group_progress import individual_commits
+from coopstreams.common.config import Config
+from coopstreams.common.topic_settings import deletes
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.log import Log, TopicSpec
+from coopstreams.preflight.last_version import LastVersion, VersionChanges
+from coopstreams.preflight.name_claims import claims_on
+from coopstreams.tasks.failure_handlers import dead_letter_topics
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import (
+    CoopStreamsError,
+    LogError,
+    TopologyError,
+    UnknownTopicError,
+)
+from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.partitions import (
+    ResolvedTopics,
+    TopicPlan,
+    check_names,
+    check_partitions,
+)
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import backfill_runs, changelog_topic, topology_topic
+
+_ANY_TIME = dict.fromkeys(
+    ("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"),
+    str((1 << 63) - 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an application's checks look at. Nothing has been created yet."""
+
+    topology: Topology
+    """The topology that runs: its patterns are resolved to the topics of now."""
+    config: Config
+    counts: Mapping[str, int]
+    """The partition counts of all topics."""
+    resolved: ResolvedTopics | None = None
+    """The topics of the topology; None: `misfit`."""
+    misfit: CoopStreamsError | None = None
+    """Why the topics do not fit the topology."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Settings of the internal topics that exist, and of sources where they matter, by
+    topic.
+    """
+    hidden: str = ""
+    """Why the brokers do not tell the settings of internal topics; empty: they do."""
+    starts: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """First offsets of topics that were made with `compact` and whose rows the brokers
+    delete now.
+    """
+    deleted: Collection[str] = ()
+    """Changelogs of the version that ran last that are gone although the group has
+    processed records into them.
+    """
+    claimed: Mapping[str, str] = field(default_factory=dict)
+    """Internal topics that another application has as well, with its id."""
+    changes: VersionChanges = field(default_factory=VersionChanges)
+    """How the topology differs from the version that ran last."""
+    unpublished: str = ""
+    """The run of a backfill that is not published; empty: there is none."""
+    foreign: TopicPartition | None = None
+    """A changelog with records, where the record of the last version is missing."""
+
+    @property
+    def topics(self) -> ResolvedTopics:
+        """The topics of the topology, which fit it: `judge` has raised no error."""
+        assert self.resolved is not None
+        return self.resolved
+
+    @property
+    def existing(self) -> list[TopicPlan]:
+        """The internal topics that the cluster has."""
+        return [plan for plan in self.topics.internal if plan.exists]
+
+    @property
+    def missing(self) -> list[TopicSpec]:
+        """The internal topics to create.
+
+        They take any timestamp, if the brokers have such settings (Kafka 3.6). A state
+        change must be written if its source record was accepted: a changelog record
+        cannot be left out.
+        """
+        sources = self.topology.source_topics
+        of_source = next(
+            (self.settings[topic] for topic in sources if topic in self.settings),
+            {},
+        )
+        timed = {name: value for name, value in _ANY_TIME.items() if name in of_source}
+        replication = self.config["replication.factor"]
+        return [
+            TopicSpec(plan.name, plan.partitions, {**plan.config, **timed}, replication)
+            for plan in self.topics.missing
+        ]
+
+    @property
+    def stores(self) -> dict[str, str]:
+        """The store that each changelog keeps, by topic."""
+        return {
+            changelog_topic(self.topology.application_id, store.name): store.name
+            for store in self.topology.stores
+        }
+
+    @property
+    def reused(self) -> list[tuple[str, str]]:
+        """The tables that are restored from their topic in place of a changelog, each
+        with that topic.
+        """
+        return [
+            (store.name, store.source)
+            for store in self.topology.stores
+            if store.source is not None
+        ]
+
+    @property
+    def marked(self) -> list[str]:
+        """The topics of users to which the application writes time marks."""
+        return [
+            topic
+            for node in self.topology.nodes
+            if isinstance(node, Source)
+            and node.idle_ms is not None
+            and not node.internal
+            for topic in node.topics
+        ]
+
+
+def gather(
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    counts: Mapping[str, int],
+    had: Collection[str] = (),
+) -> Facts:
+    """Return the facts about the topics of a topology.
+
+    `counts`: a listing of all topics, made just now. `had`: the changelogs of the
+    version of the topology that ran last.
+
+    Raises:
+        LogError: the brokers do not answer, or this user may not see a topic that the
+            program names.
+    """
+    known = _with_new_topics(cluster, topology, config, counts)
+    facts = Facts(topology, config, known)
+    try:
+        if config["ensure.explicit.internal.resource.naming"]:
+            check_names(topology)
+        resolved = check_partitions(
+            topology, known, config["windowstore.changelog.additional.retention.ms"]
+        )
+    except (TopologyError, UnknownTopicError) as error:
+        return replace(facts, misfit=error)
+    facts = replace(facts, resolved=resolved)
+    settings, hidden = _settings(cluster, facts)
+    facts = replace(facts, settings=settings, hidden=hidden)
+    return replace(
+        facts,
+        starts=_starts(cluster, facts),
+        deleted=_deleted(cluster, facts, had),
+    )
+
+
+def gather_at_start(
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    counts: Mapping[str, int],
+    version: LastVersion,
+) -> Facts:
+    """Return the facts about an application that begins to run: also about its last
+    version, and about others that have used its names.
+
+    Raises:
+        TopologyError: a newer coopstreams wrote the record of the last version.
+        LogError: as of `gather`.
+    """
+    claimed = claims_on(cluster, topology, counts, version.host)
+    changes = version.changes_to(topology, counts) or VersionChanges()
+    facts = gather(cluster, topology, config, counts, version.changelogs)
+    facts = replace(facts, claimed=claimed, changes=changes)
+    if facts.misfit is not None:
+        return facts
+    return replace(
+        facts,
+        unpublished=_unpublished(facts),
+        foreign=_foreign(cluster, facts),
+    )
+
+
+def is_gone(cluster: Log, topic: str) -> bool:
+    """Whether the controller does not know a topic: the broker that was asked for it
+    may be behind the controller.
+    """
+    try:
+        cluster.start_offset(TopicPartition(topic, 0))
+    except UnknownTopicError:
+        return True
+    return False
+
+
+def start_offsets(cluster: Log, topic: str, count: int) -> dict[TopicPartition, int]:
+    """Return the first offset of each partition of a topic."""
+    partitions = partitions_of([topic], {topic: count})
+    return {at: cluster.start_offset(at) for at in partitions}
+
+
+def partitions_of(
+    topics: Collection[str], counts: Mapping[str, int]
+) -> list[TopicPartition]:
+    """Return all partitions of these topics."""
+    return [
+        TopicPartition(topic, number)
+        for topic in topics
+        for number in range(counts.get(topic, 0))
+    ]
+
+
+def _with_new_topics(
+    cluster: Log, topology: Topology, config: Config, counts: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the partition counts, with those of named topics that are new: the broker
+    that listed the topics may not know them yet.
+    """
+    known = dict(counts)
+    written = [*topology.sink_topics, *dead_letter_topics(topology, config)]
+    named = [*topology.source_topics, *written]
+    # By name: a topic that this user may not describe is another error than one that
+    # does not exist.
+    known |= cluster.partitions([topic for topic in named if topic not in known])
+    for topic in [topic for topic in named if topic not in known]:
+        try:
+            cluster.topic_id(topic)  # waits `UNKNOWN_FOR_S`
+        except UnknownTopicError:
+            break  # this one is refused, whatever the others are
+        known |= cluster.partitions([topic])
+    return known
+
+
+def _settings(cluster: Log, facts: Facts) -> tuple[dict[str, dict[str, str]], str]:
+    """Return the settings of the internal topics and of the source topics that matter,
+    by topic; and why this user may not see those of internal ones.
+    """
+    version = topology_topic(facts.topology.application_id)
+    internal = [plan.name for plan in facts.existing]
+    internal += [version] if version in facts.counts else []
+    sources = [*(topic for _, topic in facts.reused), *facts.marked]
+    if facts.topics.missing:  # they get the settings for times that brokers know
+        sources += facts.topology.source_topics[:1]
+    sources = list(dict.fromkeys(sources))
+    try:
+        return _configs(cluster, [*internal, *sources]), ""
+    except LogError as error:
+        if error.retryable:
+            raise
+    of_sources = _configs(cluster, sources)
+    try:
+        return of_sources | _configs(cluster, internal), ""
+    except LogError as error:
+        if error.retryable:
+            raise
+        return of_sources, str(error)
+
+
+def _configs(cluster: Log, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    return cluster.topic_configs(topics) if topics else {}
+
+
+def _starts(cluster: Log, facts: Facts) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for topic in made_compact(facts):
+        if deletes(facts.settings.get(topic, {})):
+            found |= start_offsets(cluster, topic, facts.counts[topic])
+    return found
+
+
+def made_compact(facts: Facts) -> list[str]:
+    """Return the existing topics that were made with `cleanup.policy=compact`: their
+    rows are kept for ever.
+    """
+    version = topology_topic(facts.topology.application_id)
+    made = [
+        plan.name
+        for plan in facts.existing
+        if plan.config["cleanup.policy"] == "compact"
+    ]
+    return [*made, version] if version in facts.counts else made
+
+
+def _deleted(cluster: Log, facts: Facts, had: Collection[str]) -> list[str]:
+    """Return the missing changelogs that the version that ran last had, and into which
+    the group has processed records.
+
+    A group that has committed nothing, or only offset 0, begins: then an empty store is
+    right, even if somebody has deleted the changelog.
+    """
+    missing = [plan.name for plan in facts.topics.missing if plan.name in had]
+    if not missing:
+        return []
+    read = {
+        changelog_topic(facts.topology.application_id, store.name): partitions_of(
+            part.topics, facts.topics.partitions
+        )
+        for part in facts.topology.subtopologies
+        for store in part.stores
+    }
+    wanted = {source for changelog in missing for source in read[changelog]}
+    with _group(facts.config) as group:
+        rows = group.fetch_offsets(wanted, stable=False).offsets
+    committed = {at for at, row in rows.items() if row is not None and row[0] > 0}
+    if any(committed.isdisjoint(read[changelog]) for changelog in missing):
+        # Individual commits count as well, since offsets may have expired.
+        with individual_commits(cluster, facts.config["application.id"]) as follower:
+            if follower is not None:
+                committed.update(follower.sources())
+    return [
+        changelog
+        for changelog in missing
+        if not committed.isdisjoint(read[changelog]) and is_gone(cluster, changelog)
+    ]
+
+
+def _unpublished(facts: Facts) -> str:
+    """Return the run of a backfill that waits to be published; empty: there is none.
+
+    A run has its marks until it is published, which commits offsets first.
+    """
+    runs = backfill_runs(facts.topology.application_id, facts.counts)
+    if not runs:
+        return ""
+    counts = facts.topics.partitions
+    with _group(facts.config) as group:
+        committed = group.committed(partitions_of(counts, counts))
+    return "" if any(committed.values()) else runs[-1]
+
+
+def _foreign(cluster: Log, facts: Facts) -> TopicPartition | None:
+    """Return a changelog that has records while the topic of the last version is
+    missing, which is made before the first task opens.
+    """
+    version = topology_topic(facts.topology.application_id)
+    if version in facts.counts:
+        return None
+    changelogs = [
+        plan.name
+        for plan in facts.existing
+        if "compact" in plan.config["cleanup.policy"]
+    ]
+    there = partitions_of(changelogs, facts.counts)
+    ends = cluster.end_offsets(there) if there else {}
+    written = next((at for at in there if ends[at]), None)
+    # Another process of this application may have made it meanwhile.
+    return written if written is not None and is_gone(cluster, version) else None
+
+
+def _group(config: Config) -> GroupAdmin:
+    return GroupAdmin(
+        config.client,
+        config["application.id"],
+        timeout_s=config["connect.timeout.ms"] / 1000,
+    )

@@ -1,0 +1,51 @@
+"""A check of what was asked of the cluster, and what becomes of its findings.
+
+A check is a pure function of facts that were gathered before. Its row in a table says
+what it protects from, and whether a finding ends the start or is only logged. The table
+in docs/operating.md is made from the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coopstreams.topology.errors import CoopStreamsError
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[F]):
+    """One row of a table of checks."""
+
+    protects_from: str
+    """What would go wrong without the check, for the documentation."""
+    find: Callable[[F], Iterable[str]]
+    """Returns a sentence for each finding, with the cure."""
+    error: type[CoopStreamsError] | None = None
+    """The error that a finding raises; None: a finding is logged."""
+
+    @property
+    def code(self) -> str:
+        """The name of the check in the documentation."""
+        return self.find.__name__.replace("_", "-")
+
+
+def judge(checks: Sequence[Check[F]], facts: F) -> None:
+    """Make the checks in their order. Findings of a check that only warns are logged.
+
+    Raises:
+        CoopStreamsError: of the first check that ends the start and has a finding; the
+            message has all findings of that check.
+    """
+    for check in checks:
+        found = list(check.find(facts))
+        if found and check.error is not None:
+            raise check.error("\n".join(found))
+        for sentence in found:
+            log.warning("%s", sentence)

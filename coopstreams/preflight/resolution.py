@@ -1,0 +1,102 @@
+"""From a topology as a user built it to one that can run: its topics found and checked,
+missing internal ones created, its programs compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from coopstreams.common.config import Config
+from coopstreams.log.log import Check, Log
+from coopstreams.preflight.checks import CHECKS
+from coopstreams.preflight.facts import Facts, gather, gather_at_start
+from coopstreams.preflight.findings import judge
+from coopstreams.preflight.last_version import LastVersion
+from coopstreams.preflight.schema_checks import check_schemas
+from coopstreams.tasks.resolved_topology import (
+    ResolvedTopology,
+    as_it_runs,
+    compiled,
+)
+from coopstreams.topology.graph.topology import Topology
+
+log = logging.getLogger(__name__)
+
+
+def resolve_at_start(
+    cluster: Log, built: Topology, config: Config, version: LastVersion
+) -> ResolvedTopology:
+    """Return the topology of an application that begins to run. `version`: the last one
+    that had tasks.
+
+    Raises:
+        CoopStreamsError: a check ends the start (`checks`), or a schema does not fit.
+        LogError: the brokers do not answer.
+    """
+    counts = cluster.partitions()
+    topology = as_it_runs(built, counts, config)
+    facts = gather_at_start(cluster, topology, config, counts, version)
+    judge(CHECKS, facts)
+    create_missing(cluster, facts, version.not_reset)
+    return compiled(topology, facts.topics, config)
+
+
+def resolve_topology(
+    cluster: Log,
+    built: Topology,
+    config: Config,
+    known: Collection[str] = (),
+    had: Collection[str] = (),
+    check: Check | None = None,
+) -> ResolvedTopology:
+    """Return the topology with the topics that match its patterns now.
+
+    `known`: topics that the application reads already, which count as existing in any
+    case. `had`: the changelogs of the version of the topology that ran last. `check`:
+    asked before each internal topic is created.
+
+    Raises:
+        CoopStreamsError: as of `resolve_at_start`.
+    """
+    counts = cluster.partitions()
+    topology = as_it_runs(built, {*counts, *known}, config)
+    facts = check_topics(cluster, topology, config, counts, had)
+    create_missing(cluster, facts, check)
+    return compiled(topology, facts.topics, config)
+
+
+def check_topics(
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    counts: Mapping[str, int],
+    had: Collection[str] = (),
+) -> Facts:
+    """Return the facts about the topics of a topology, which fit it.
+
+    `counts`: a listing of all topics, made just now. `had`: as of `resolve_topology`.
+
+    Raises:
+        CoopStreamsError: as of `resolve_at_start`.
+    """
+    facts = gather(cluster, topology, config, counts, had)
+    judge(CHECKS, facts)
+    return facts
+
+
+def create_missing(cluster: Log, facts: Facts, check: Check | None = None) -> None:
+    """Create the internal topics that do not exist yet, and register the schemas of
+    what is written. `check`: asked before each topic is created.
+
+    Raises:
+        ConfigError: a schema does not fit.
+        LogError: the brokers do not create a topic, or the registry does not answer.
+    """
+    check_schemas(facts.topology, facts.config)
+    if specs := facts.missing:
+        log.info(
+            "creating internal topics: %s",
+            ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs),
+        )
+        cluster.create_topics(specs, check)
