@@ -357,21 +357,14 @@ class EngineStores:
         if not groups or sum(self._engine.count(family) for family in families) > most:
             return None
         low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
+        scans = (self._engine.scan(family, low, high) for family in families)
         rows: list[tuple[bytes, bytes]] = []
         room = FEW_BYTES
-        for read, (place, value) in enumerate(
-            chain.from_iterable(
-                self._engine.scan(family, low, high) for family in families
-            )
-        ):
+        for read, (place, value) in enumerate(chain.from_iterable(scans)):
             if read == most or room < 0:
                 return None
             key = place[1:]
-            if (
-                place[0] in groups
-                and (start is None or key >= start)
-                and (end is None or key < end)
-            ):
+            if place[0] in groups and _is_between(key, start, end):
                 rows.append((key, value))
                 room -= len(value)
         return rows
@@ -563,6 +556,10 @@ class EngineStores:
 
 def _checkpoint_key(store: str) -> bytes:
     return _CHECKPOINT + store.encode()
+
+
+def _is_between(key: bytes, start: bytes | None, end: bytes | None) -> bool:
+    return (start is None or key >= start) and (end is None or key < end)
 
 
 def _bounds(group: int, start: bytes | None, end: bytes | None) -> Bounds:

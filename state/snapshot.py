@@ -285,18 +285,7 @@ def sweep(
     names.
     """
     storage = Storage(url)
-    counts = current_run(url, application)
-    complete: list[str] = []
-    working: set[str] = set()
-    for run in runs(url, application):
-        if storage.read(f"{application}/{run}/{MANIFEST}") is not None:
-            complete.append(run)
-        elif counts is None or run > counts:
-            working.add(run)
-    kept: list[Manifest] = []
-    for run in reversed(complete):
-        if len(kept) < keep or run == counts:
-            kept += _undamaged(url, application, run)
+    kept, working = _kept_and_working(storage, url, application, keep)
     mentioned = {file.name for manifest in kept for file in manifest.files()}
     mentioned |= {f"{manifest.run}/{MANIFEST}" for manifest in kept}
     doomed: list[str] = []
@@ -309,6 +298,25 @@ def sweep(
         for name in doomed:
             storage.delete(f"{application}/{name}")
     return doomed
+
+
+def _kept_and_working(
+    storage: Storage, url: str, application: str, keep: int
+) -> tuple[list[Manifest], set[str]]:
+    """Return the manifests that a sweep keeps, and the runs that may still be at work."""
+    counts = current_run(url, application)
+    complete: list[str] = []
+    working: set[str] = set()
+    for run in runs(url, application):
+        if storage.read(f"{application}/{run}/{MANIFEST}") is not None:
+            complete.append(run)
+        elif counts is None or run > counts:
+            working.add(run)
+    kept: list[Manifest] = []
+    for run in reversed(complete):
+        if len(kept) < keep or run == counts:
+            kept += _undamaged(url, application, run)
+    return kept, working
 
 
 def _checked(application: str) -> str:

@@ -165,13 +165,7 @@ class Table:
         seen.
         """
         entries = self._buffered()
-        buffered = iter(
-            sorted(
-                key
-                for key in entries
-                if (start is None or key >= start) and (end is None or key < end)
-            )
-        )
+        buffered = iter(sorted(_between(entries, start, end)))
         waiting = next(buffered, None)
         for key, data in self._stored_rows(start, end):
             while waiting is not None and waiting <= key:
@@ -448,6 +442,17 @@ class SubscriberTable(Table):
 
     def _note(self, key: bytes) -> None:
         self._of.setdefault(key[:-SUBSCRIBER_BYTES], set()).add(key)
+
+
+def _between(
+    keys: Iterable[bytes], start: bytes | None, end: bytes | None
+) -> Iterable[bytes]:
+    """Return the keys with start <= key < end, in their order."""
+    if start is not None:
+        keys = (key for key in keys if key >= start)
+    if end is not None:
+        keys = (key for key in keys if key < end)
+    return keys
 
 
 def _live(entries: Mapping[bytes, Entry], key: bytes) -> Iterator[tuple[bytes, Entry]]:

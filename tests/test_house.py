@@ -35,7 +35,6 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
     "state/native/rows.py add",
-    "topology/dsl/attach_joins.py joined",
 }
 
 _EXCUSED = re.compile(r"#\s*noqa:(.*)")

@@ -136,19 +136,20 @@ def _reach(
 
     schema = definition(schema, named)
     if isinstance(schema, list):
-        branches = [_Reach(0, 0), *map(within, schema)]
-        levels = max(branch.levels for branch in branches)
-        excesses = [branch.excess for branch in branches[1:]]
-        return _Reach(levels, _of_bytes(1) + max(excesses, default=0))
+        branches = list(map(within, schema)) or [_Reach(0, 0)]
+        levels, excesses = zip(*branches, strict=True)
+        return _Reach(max(levels), _of_bytes(1) + max(excesses))
     kind = schema["type"]
     if kind == "record":
         name = schema["name"]
         if name not in known:
             known[name] = _UNKNOWN  # for fields that have this type
-            fields = [within(field["type"]) for field in schema["fields"]]
-            levels = max((field.levels for field in fields), default=0)
-            excess = sum(field.excess for field in fields)
-            known[name] = _Reach(1 + levels, 1 + excess)
+            fields = [
+                _Reach(0, 0),
+                *(within(field["type"]) for field in schema["fields"]),
+            ]
+            levels, excesses = zip(*fields, strict=True)
+            known[name] = _Reach(1 + max(levels), 1 + sum(excesses))
         return known[name]
     if kind in MEMBERS:
         member = within(schema[MEMBERS[kind]])

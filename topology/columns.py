@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -131,21 +132,23 @@ def joined(some: Iterable[Columns]) -> Columns:
     parts = [columns for columns in some if len(columns)]
     if len(parts) <= 1:
         return parts[0] if parts else NO_RECORDS
-    headers: Iterable[Sequence[Headers | None]] = (
-        part.headers or [None] * len(part) for part in parts
-    )
-    has_headers = any(part.headers is not None for part in parts)
+
+    def chained(name: str) -> list[Any]:
+        return list(chain.from_iterable(map(attrgetter(name), parts)))
+
+    headers: list[Headers | None] | None = None
+    if any(part.headers is not None for part in parts):
+        nothing: list[Headers | None] = [None]
+        headers = []
+        for part in parts:
+            headers += part.headers or nothing * len(part)
     operator_times = zip(*(part.operator_times for part in parts), strict=True)
     return Columns(
-        _chain(part.keys for part in parts),
-        _chain(part.values for part in parts),
-        _chain(part.timestamps for part in parts),
-        _chain(part.offsets for part in parts),
-        _chain(part.stream_times for part in parts),
-        _chain(headers) if has_headers else None,
-        [_chain(columns) for columns in operator_times],
+        chained("keys"),
+        chained("values"),
+        chained("timestamps"),
+        chained("offsets"),
+        chained("stream_times"),
+        headers,
+        [list(chain.from_iterable(columns)) for columns in operator_times],
     )
-
-
-def _chain(columns: Iterable[Sequence[T]]) -> list[T]:
-    return list(chain.from_iterable(columns))

@@ -11,7 +11,7 @@ ranges, with the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from struct import Struct
 from typing import Any
@@ -37,7 +37,7 @@ from coopstreams.topology.graph.join_nodes import (
     StreamStreamJoin,
     TableTableJoin,
 )
-from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
+from coopstreams.topology.graph.nodes import GlobalTable, Node, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
@@ -50,20 +50,40 @@ Function = Callable[..., Any]
 LEFT_AND_RIGHT = ("left", "right")
 
 
-def joined(  # noqa: PLR0913
-    flow: Flow,
-    other: Flow | TableFlow | GlobalTable,
-    joiner: Function,
-    *,
-    kind: JoinKind,
-    with_key: bool = False,
-    on: Function | None = None,
-    windows: JoinWindows | None = None,
-    grace: Duration | None = None,
-    value: Serde[Any] | None = None,
-    store: str | None = None,
-    name: str | None = None,
-) -> Flow:
+@dataclass(frozen=True, slots=True)
+class StreamJoin:
+    """What a user asks for in a join of a stream; each kind of other side takes some of
+    it.
+    """
+
+    joiner: Function
+    kind: JoinKind
+    with_key: bool = False
+    on: Function | None = None
+    windows: JoinWindows | None = None
+    grace: Duration | None = None
+    value: Serde[Any] | None = None
+    store: str | None = None
+    name: str | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether a record without a match has a result."""
+        return self.kind == "left"
+
+    @property
+    def method(self) -> str:
+        """The name of the method that the user called."""
+        outer = "" if self.kind == "inner" else f"{self.kind}_"
+        return f"{outer}join{'_with_key' if self.with_key else ''}"
+
+    def function(self, other: str) -> Function:
+        """Return the joiner after checking that it takes the arguments of the method."""
+        key = ["key"] if self.with_key else []
+        return checked(self.method, self.joiner, *key, "value", other)
+
+
+def joined(flow: Flow, other: Flow | TableFlow | GlobalTable, join: StreamJoin) -> Flow:
     """Return the join of a stream with a stream, a table or a global table.
 
     Raises:
@@ -71,81 +91,38 @@ def joined(  # noqa: PLR0913
         invalid.
     """
     if isinstance(other, Flow):
-        if grace is not None:
-            raise TopologyError(
-                f"the join with {other.node}: give the grace to the windows, JoinWindows(…, grace=…)"
-            )
-        return join_streams(
-            flow,
-            other,
-            windows,
-            joiner,
-            value,
-            store,
-            name,
-            kind=kind,
-            with_key=with_key,
-        )
-    method = _method(kind, with_key=with_key)
+        return _join_streams(flow, other, join)
     if isinstance(other, GlobalTable):
-        if (
-            kind == "outer"
-            or on is None
-            or windows is not None
-            or grace is not None
-            or store is not None
-        ):
+        return _join_global(flow, other, join)
+    return _join_table(flow, other, join)
+
+
+def _check_table_options(join: StreamJoin, table: TableFlow) -> None:
+    where = f"{join.method} with {table.flow.node}"
+    if join.on is not None:
+        raise TopologyError(
+            f"{where}: on= is for global tables; select_key() gives the records another key"
+        )
+    for given, what in (
+        (join.kind == "outer", "outer_join()"),
+        (join.windows is not None, "windows="),
+        (join.store is not None, "store="),
+    ):
+        if given:
             raise TopologyError(
-                f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to '
-                "look up, a joiner, no more"
+                f"{where}: {what} is for two streams; a stream meets the row that a table has at "
+                "the moment"
             )
-        return join_global(
-            flow, other, on, joiner, value, name, left=kind == "left", with_key=with_key
-        )
-    if on is not None:
-        raise TopologyError(
-            f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key"
-        )
-    if kind == "outer" or windows is not None or store is not None:
-        what = (
-            "outer_join()"
-            if kind == "outer"
-            else "windows="
-            if windows is not None
-            else "store="
-        )
-        raise TopologyError(
-            f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at "
-            "the moment"
-        )
-    return join_table(
-        flow, other, joiner, value, grace, name, left=kind == "left", with_key=with_key
-    )
 
 
-def join_table(
-    flow: Flow,
-    table: TableFlow,
-    joiner: Function,
-    value: Serde[Any] | None,
-    grace: Duration | None,
-    name: str | None,
-    *,
-    left: bool,
-    with_key: bool,
-) -> Flow:
+def _join_table(flow: Flow, table: TableFlow, join: StreamJoin) -> Flow:
     """Return the flow of the joiner's results for each record and the table's row of
     its key.
-
-    Raises:
-        TopologyError: the joiner takes other arguments, the table is windowed, the
-            sides are of two builders or have different key serdes, or a serde is
-            missing.
     """
-    method = _method("left" if left else "inner", with_key=with_key)
-    where = f"{method} with {table.flow.node}"
+    _check_table_options(join, table)
+    where = f"{join.method} with {table.flow.node}"
     flow.same_graph(table.flow, where)
-    function = _joiner(method, joiner, "table_value", with_key=with_key)
+    function = join.function("table_value")
     if table.is_windowed:
         raise TopologyError(
             f"{where}: its keys are windows, a stream's are not. Join .to_stream() with select_key(), or aggregate "
@@ -161,30 +138,30 @@ def join_table(
     # can have.
     flow = keyed(
         replace(flow, key=table.flow.key),
-        name or flow.node,
+        join.name or flow.node,
         where,
-        named=name is not None,
+        named=join.name is not None,
     )
     materialize(flow.graph, table.flow.node)
     node: dict[str, Any] = {
         "store": table.store,
         "joiner": function,
-        "with_key": with_key,
-        "left": left,
+        "with_key": join.with_key,
+        "left": join.left,
     }
-    make = (
-        partial(StreamTableJoin, **node)
-        if grace is None
-        else _held(
-            flow, table, node, duration_ms(grace, f"{where}: grace"), name, where
-        )
-    )
-    prefix = "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-"
+    make: Callable[..., Node] = partial(StreamTableJoin, **node)
+    if join.grace is not None:
+        grace_ms = duration_ms(join.grace, f"{where}: grace")
+        make = _held(flow, table, node, grace_ms, join.name, where)
     return flow.then(
-        prefix,
-        name,
+        _prefix(join),
+        join.name,
         lambda name, parents: make(name=name, parents=(*parents, table.flow.node)),
-    ).with_value(value, method)
+    ).with_value(join.value, join.method)
+
+
+def _prefix(join: StreamJoin) -> str:
+    return "KSTREAM-LEFTJOIN-" if join.left else "KSTREAM-JOIN-"
 
 
 def _held(
@@ -215,41 +192,28 @@ def _held(
     return partial(BufferedJoin, **node, buffer=spec, grace_ms=grace_ms)
 
 
-def join_global(
-    flow: Flow,
-    table: GlobalTable,
-    on: Function,
-    joiner: Function,
-    value: Serde[Any] | None,
-    name: str | None,
-    *,
-    left: bool,
-    with_key: bool,
-) -> Flow:
+def _join_global(flow: Flow, table: GlobalTable, join: StreamJoin) -> Flow:
     """Return the flow of the joiner's results for each record and the row of the key
     that `on` returns; keys stay.
-
-    Raises:
-        TopologyError: stream and table come from two builders, or a function cannot be
-        called with its arguments.
     """
-    method = _method("left" if left else "inner", with_key=with_key)
-    where = f'{method} with the global table "{table.topic}"'
+    where = f'{join.method} with the global table "{table.topic}"'
+    others = (join.windows, join.grace, join.store)
+    if join.kind == "outer" or join.on is None or any(x is not None for x in others):
+        raise TopologyError(
+            f"{where}: it takes on=, a function (key, value) of the key to "
+            "look up, a joiner, no more"
+        )
     if table not in flow.graph.global_tables:
         raise TopologyError(f"{where}: both must come from the same StreamsBuilder")
-    function = _joiner(method, joiner, "table_value", with_key=with_key)
-    mapper = checked("on=", on, "key", "value")
     make = partial(
         StreamGlobalJoin,
         store=table.store,
-        mapper=mapper,
-        joiner=function,
-        with_key=with_key,
-        left=left,
+        joiner=join.function("table_value"),
+        mapper=checked("on=", join.on, "key", "value"),
+        with_key=join.with_key,
+        left=join.left,
     )
-    return flow.then(
-        "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-", name, make
-    ).with_value(value, method)
+    return flow.then(_prefix(join), join.name, make).with_value(join.value, join.method)
 
 
 def joined_tables(
@@ -357,77 +321,72 @@ def join_tables(
     return TableFlow(flow, spec or rows.store)
 
 
-def join_streams(
-    left: Flow,
-    right: Flow,
-    windows: JoinWindows | None,
-    joiner: Function,
-    value: Serde[Any] | None,
-    store: str | None,
-    name: str | None,
-    *,
-    kind: JoinKind,
-    with_key: bool,
-) -> Flow:
-    """Return the join of two streams.
-
-    Raises:
-        TopologyError: the joiner takes other arguments, there are no windows, the
-            streams are of two builders or have different key serdes, or a serde is
-            missing.
-    """
-    method = _method(kind, with_key=with_key)
-    where = f"{method} with {right.node}"
-    left.same_graph(right, where)
-    function = _joiner(method, joiner, "other_value", with_key=with_key)
-    if not isinstance(windows, JoinWindows):
+def _join_streams(left: Flow, right: Flow, join: StreamJoin) -> Flow:
+    """Return the join of two streams."""
+    if join.grace is not None:
         raise TopologyError(
-            f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}"
+            f"the join with {right.node}: give the grace to the windows, JoinWindows(…, grace=…)"
         )
-    if store is not None:
-        check_name(store, "the store name")
+    where = f"{join.method} with {right.node}"
+    left.same_graph(right, where)
+    function = join.function("other_value")
+    if not isinstance(join.windows, JoinWindows):
+        raise TopologyError(
+            f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {join.windows!r}"
+        )
+    if join.store is not None:
+        check_name(join.store, "the store name")
+    left, right = _with_same_keys(left, right, join.name, where)
+    graph = left.graph
+    names = graph.names
+    for _ in LEFT_AND_RIGHT:
+        names.node("KSTREAM-WINDOWED-")
+    this = names.node(
+        "KSTREAM-OUTERTHIS-" if join.kind == "outer" else "KSTREAM-JOINTHIS-"
+    )
+    other = names.node(
+        "KSTREAM-JOINOTHER-" if join.kind == "inner" else "KSTREAM-OUTEROTHER-"
+    )
+    node_name = names.node("KSTREAM-MERGE-", join.name)
+    stores = _join_stores(
+        left, right, join.windows, join.store, (this, other), join.kind, where
+    )
+    for spec in stores:
+        graph.needed_stores.add(names.store("", spec.name))
+    graph.attach(
+        StreamStreamJoin(
+            name=node_name,
+            parents=(left.node, right.node),
+            kind=join.kind,
+            windows=join.windows,
+            joiner=function,
+            with_key=join.with_key,
+            key=left.needed("key", where),
+            stores=stores,
+        )
+    )
+    return replace(left, node=node_name).with_value(join.value, join.method)
+
+
+def _with_same_keys(
+    left: Flow, right: Flow, name: str | None, where: str
+) -> tuple[Flow, Flow]:
+    """Return both sides of a join, repartitioned where their keys are new. A new key
+    has the serde of the other side.
+    """
     if not isinstance(left.key, Serde):
         left = replace(left, key=right.key)
     elif not isinstance(right.key, Serde):
         right = replace(right, key=left.key)
     check_same_keys(left, right, where)
-    graph = left.graph
-    names = left.graph.names
-    left_topic, right_topic = (
-        f"{name}-{side}" if name else flow.node
-        for side, flow in (("left", left), ("right", right))
-    )
+    topics = (f"{name}-left", f"{name}-right") if name else (left.node, right.node)
     if left.node == right.node:
-        right_topic = left_topic
-    left, right = (
-        keyed(flow, topic, where, named=name is not None)
-        for flow, topic in ((left, left_topic), (right, right_topic))
+        topics = (topics[0], topics[0])
+    named = name is not None
+    return (
+        keyed(left, topics[0], where, named=named),
+        keyed(right, topics[1], where, named=named),
     )
-    for _ in LEFT_AND_RIGHT:
-        names.node("KSTREAM-WINDOWED-")
-    this = names.node("KSTREAM-OUTERTHIS-" if kind == "outer" else "KSTREAM-JOINTHIS-")
-    other = names.node(
-        "KSTREAM-JOINOTHER-" if kind == "inner" else "KSTREAM-OUTEROTHER-"
-    )
-    node_name = names.node("KSTREAM-MERGE-", name)
-    stores = _join_stores(left, right, windows, store, (this, other), kind, where)
-    for spec in stores:
-        graph.needed_stores.add(names.store("", spec.name))
-    parents = (left.node, right.node)
-    key = left.needed("key", where)
-    graph.attach(
-        StreamStreamJoin(
-            name=node_name,
-            parents=parents,
-            kind=kind,
-            windows=windows,
-            joiner=function,
-            with_key=with_key,
-            key=key,
-            stores=stores,
-        )
-    )
-    return replace(left, node=node_name).with_value(value, method)
 
 
 def _join_stores(
@@ -444,17 +403,12 @@ def _join_stores(
 
     Source: the names are those of Kafka Streams.
     """
-    outer_left = kind == "outer"
-    outer_right = kind != "inner"
-    suffixes = (
-        "-outer-this-join" if outer_left else "-this-join",
-        "-outer-other-join" if outer_right else "-other-join",
-    )
-    names = (
-        generated
-        if store is None
-        else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
-    )
+    names = generated
+    if store is not None:
+        names = (
+            f"{store}-outer-this-join" if kind == "outer" else f"{store}-this-join",
+            f"{store}-other-join" if kind == "inner" else f"{store}-outer-other-join",
+        )
     key = left.needed("key", where)
     values = (left.needed("value", where), right.needed("value", where))
     # The store must keep a row for as long as the join may look it up; the join itself
@@ -479,18 +433,6 @@ def _join_stores(
         else f"{store}{'-outer' if kind == 'outer' else '-left'}-shared-join"
     )
     return (*sides, StoreSpec(f"{shared}-store", "key_value", key, waiting_of(*values)))
-
-
-def _method(kind: JoinKind, *, with_key: bool) -> str:
-    """Return the name of the method that the user called."""
-    return (
-        f"{'' if kind == 'inner' else f'{kind}_'}join{'_with_key' if with_key else ''}"
-    )
-
-
-def _joiner(method: str, joiner: Function, other: str, *, with_key: bool) -> Function:
-    """Return the joiner after checking that it takes the arguments of the method."""
-    return checked(method, joiner, *(["key"] if with_key else []), "value", other)
 
 
 def check_same_keys(left: Flow, right: Flow, where: str) -> None:

@@ -217,25 +217,8 @@ def global_store(
         TopologyError: it is not a plain key-value store, its name is taken, or only one
             of processor and supplier is given.
     """
-    if not isinstance(store, StoreSpec):
-        raise TopologyError(
-            f"add_global_store() takes a store, key_value_store(…), not {store!r}"
-        )
-    if store.kind != "key_value" or store.history_ms is not None:
-        raise TopologyError(
-            f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
-        )
+    _check_global(store)
     check_name(topic, "the topic")
-    if isinstance(store.value, KeptHeaders):
-        raise TopologyError(
-            f'add_global_store(): "{store.name}" cannot keep headers: its rows are those of its topic. Leave out '
-            "headers=; a processor that fills it sees the headers of each record."
-        )
-    if store.ttl_ms is not None:
-        raise TopologyError(
-            f'add_global_store(): the rows of "{store.name}" cannot expire: each instance reads the topic at its own '
-            "speed. Leave out ttl=, and let the topic's own retention or tombstones delete rows."
-        )
     where = f'add_global_store("{store.name}")'
     read_key = serde_or_none(key, "key", where) or store.key
     read_value = serde_or_none(value, "value", where) or store.value
@@ -259,6 +242,28 @@ def global_store(
         )
     graph.names.store("", store.name)
     graph.global_tables.append(GlobalTable(topic, replace(store, logged=False), update))
+
+
+def _check_global(store: StoreSpec) -> None:
+    """Check that every instance can have all rows of a store."""
+    if not isinstance(store, StoreSpec):
+        raise TopologyError(
+            f"add_global_store() takes a store, key_value_store(…), not {store!r}"
+        )
+    if store.kind != "key_value" or store.history_ms is not None:
+        raise TopologyError(
+            f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
+        )
+    if isinstance(store.value, KeptHeaders):
+        raise TopologyError(
+            f'add_global_store(): "{store.name}" cannot keep headers: its rows are those of its topic. Leave out '
+            "headers=; a processor that fills it sees the headers of each record."
+        )
+    if store.ttl_ms is not None:
+        raise TopologyError(
+            f'add_global_store(): the rows of "{store.name}" cannot expire: each instance reads the topic at its own '
+            "speed. Leave out ttl=, and let the topic's own retention or tombstones delete rows."
+        )
 
 
 def _add(graph: Graph, node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from coopstreams.topology.dsl.attach import TableFlow
-from coopstreams.topology.dsl.attach_joins import joined
+from coopstreams.topology.dsl.attach_joins import StreamJoin, joined
 from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.durations import Duration
@@ -241,7 +241,9 @@ class StreamJoins(Generic[K, V]):
     ) -> KStream[K, Any]:
         from coopstreams.topology.dsl.kstream import KStream
 
-        return KStream(joined(self._flow, _side(other), joiner, kind=kind, **options))
+        return KStream(
+            joined(self._flow, _side(other), StreamJoin(joiner, kind, **options))
+        )
 
 
 def _side(other: object) -> Flow | TableFlow | GlobalTable:

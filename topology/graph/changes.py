@@ -247,26 +247,37 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
             "stop all instances and begin anew with `coopstreams reset`; "
             "or give the program another application id"
         )
-    together = [
-        name
-        for name in causes
-        if (name == store or causes[name] & causes[store])
-        and new.stores[name].kind != "versions"
-    ]
-    others = [name for name in together if name != store]
+    others = _with_a_common_cause(new, store, causes)
+    together = [name for name in causes if name in (store, *others)]
     logged = [name for name in together if _has_a_changelog_of_its_own(new, name)]
-    bare = [name for name in together if name not in logged]
     if others:
         cure = f"give it and {', '.join(others)} other names (then they start empty)"
+        whose = "their"
     else:
         cure = "give it another name (then it starts empty)"
+        whose = "its"
     if not logged:
         return cure
-    whose = "their" if others else "its"
     cure += f", or have {whose} rows made again: {_rebuild(*logged)}"
+    bare = [name for name in together if name not in logged]
     if bare:
         cure += f", with other names for {', '.join(bare)}, which no rebuild writes"
     return cure
+
+
+def _with_a_common_cause(
+    new: Outline, store: str, causes: Mapping[str, frozenset[str]]
+) -> list[str]:
+    """Return the other stores with a common cause, without those that are named with
+    another one.
+    """
+    return [
+        name
+        for name in causes
+        if name != store
+        and causes[name] & causes[store]
+        and new.stores[name].kind != "versions"
+    ]
 
 
 def _has_a_changelog_of_its_own(new: Outline, store: str) -> bool:

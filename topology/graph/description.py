@@ -10,7 +10,7 @@ topic or a store.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -290,15 +290,20 @@ def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
     )
     ask = nodes[sink.parents[0]]
     assert isinstance(ask, ForeignKeyAsk)
-    left = nodes[ask.parents[0]]
-    while isinstance(left, Filter | Suppress) and getattr(left, "store", None) is None:
-        left = nodes[left.parents[0]]
-    schemas = [_id(schema) for schema in schemas_of(ask.value)]
     return {
         "asked": ask.value.name,
-        "computed": getattr(left, "store", None) is None,
-        "asked_schemas": schemas,
+        "computed": _is_computed(nodes[ask.parents[0]], nodes),
+        "asked_schemas": [_id(schema) for schema in schemas_of(ask.value)],
     }
+
+
+def _is_computed(table: Node, nodes: Mapping[str, Node]) -> bool:
+    """Whether no store has the bytes of the rows of a table."""
+    while getattr(table, "store", None) is None:
+        if not isinstance(table, Filter | Suppress):
+            return True
+        table = nodes[table.parents[0]]
+    return False
 
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:

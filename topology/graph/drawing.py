@@ -170,23 +170,14 @@ def drawn(topology: Structure) -> Drawing:
         name: content.size for name, content in contents.items() if name not in block_of
     }
     sizes |= {block: _frame_size(part, framed[block]) for block, part in parts.items()}
-    ports = {
-        edge: (
-            _port(framed, edge[0], ends[0], _exit(ends[1])),
-            _port(framed, edge[1], ends[1], _entry(ends[0])),
-        )
-        for edge, ends in outer.items()
-    }
+    ports = {edge: _ports(framed, edge, ends) for edge, ends in outer.items()}
     whole = place(sizes, outer, ranks(sizes, outer, near=True), gap=GAP, ports=ports)
     corners = _corners(whole, framed)
-    centres = {name: whole.centres[name] for name in sizes if name in contents}
+    centres = dict(whole.centres)
     for block, inside in framed.items():
         left, top = corners[block]
-        centres |= {
-            name: (x + left, y + top)
-            for name, (x, y) in inside.centres.items()
-            if name in contents
-        }
+        for name, (x, y) in inside.centres.items():
+            centres[name] = (x + left, y + top)
     pen = _Pen(contents, block_of, framed, whole, corners, centres)
     return Drawing(
         width=whole.width + 2,
@@ -195,11 +186,7 @@ def drawn(topology: Structure) -> Drawing:
             _frame(part, whole.centres[block], sizes[block])
             for block, part in parts.items()
         ),
-        boxes=tuple(
-            _box(name, content, centres[name])
-            for name, content in contents.items()
-            if name in centres
-        ),
+        boxes=_boxes(contents, centres),
         arrows=tuple(
             Arrow(*edge, pen.points(edge), counts) for edge, counts in edges.items()
         ),
@@ -251,6 +238,16 @@ def _frame_size(part: SubTopology, inside: Placed) -> Size:
     return max(least, inside.width) + 2 * PADDING, inside.height + TITLE + 2 * PADDING
 
 
+def _ports(framed: Mapping[str, Placed], edge: Edge, ends: Edge) -> tuple[float, float]:
+    """Return where an arrow passes the borders of the blocks in which it begins and
+    ends. `ends`: its own ends.
+    """
+    return (
+        _port(framed, edge[0], ends[0], _exit(ends[1])),
+        _port(framed, edge[1], ends[1], _entry(ends[0])),
+    )
+
+
 def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> float:
     """Return how far from the middle of its block an arrow passes the border; 0 if
     there is no block.
@@ -259,6 +256,16 @@ def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> flo
         return 0.0
     inside = framed[block]
     return inside.centres[port][0] - inside.width / 2
+
+
+def _boxes(
+    contents: Mapping[str, _Content], centres: Mapping[str, Point]
+) -> tuple[Box, ...]:
+    return tuple(
+        _box(name, content, centres[name])
+        for name, content in contents.items()
+        if name in centres
+    )
 
 
 def _box(name: str, content: _Content, centre: Point) -> Box:

@@ -95,10 +95,8 @@ def questions(
     key, the subscription has the foreign key None.
     """
     hash_ = hash_of(data)
-    before = None if old is None else extract(key, old)
-    after = None if value is None else extract(key, value)
-    was = None if before is None else serialize(before)
-    now = None if after is None else serialize(after)
+    was = _foreign_key(extract, serialize, key, old)
+    now = _foreign_key(extract, serialize, key, value)
 
     def ask(
         foreign_key: bytes | None, instruction: Instruction
@@ -108,15 +106,25 @@ def questions(
     if left:
         if value is None and old is None:
             return []
-        return [
-            *([ask(was, UNSUBSCRIBE)] if was is not None and was != now else []),
-            ask(now, ANSWER),
-        ]
+        if was is None or was == now:
+            return [ask(now, ANSWER)]
+        return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
     if now is None:
         return [] if was is None else [ask(was, UNSUBSCRIBE_AND_ANSWER)]
     if was is None or was == now:
         return [ask(now, ANSWER_IF_FOUND)]
     return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
+
+
+def _foreign_key(
+    extract: Callable[[Any, Any], Any],
+    serialize: Callable[[Any], bytes],
+    key: Any,
+    value: Any,
+) -> bytes | None:
+    """Return the foreign key that a left row names, None if it is gone or names none."""
+    foreign_key = None if value is None else extract(key, value)
+    return None if foreign_key is None else serialize(foreign_key)
 
 
 def again(
@@ -132,11 +140,11 @@ def again(
 
     None: the row is gone, or names no right row. `data` is the serialised `value`.
     """
-    foreign_key = None if value is None else extract(key, value)
+    foreign_key = _foreign_key(extract, serialize, key, value)
     if foreign_key is None:
         return None
     asked = ForeignKeySubscription(ANSWER_IF_MISSING, hash_of(data), primary_key)
-    return serialize(foreign_key), asked
+    return foreign_key, asked
 
 
 def subscribe(

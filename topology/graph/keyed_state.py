@@ -197,21 +197,20 @@ def shared_state(
     from several topics: its place for messages, and these topics.
     """
     nodes = list(nodes)
-    users = {
-        node.name: node.store_names
-        for node in nodes
-        if isinstance(node, Processing) and node.by_key
-    }
     # Every instance has all of a global table, which no node keeps.
     kept = {store.name for node in nodes for store in stores_of(node)}
     topics: dict[str, dict[str, None]] = {
-        name: {} for names in users.values() for name in names if name in kept
+        name: {} for node in nodes for name in _used_by_key(node) if name in kept
     }
     for node in nodes:
         own = [store.name for store in stores_of(node)]
-        for name in (*users.get(node.name, ()), *own):
-            if name in topics:
-                topics[name].update(dict.fromkeys(above[node.name]))
+        for name in topics.keys() & {*_used_by_key(node), *own}:
+            topics[name].update(dict.fromkeys(above[node.name]))
     for name, together in topics.items():
         if len(together) > 1:
             yield f'process at "{", ".join(together)} → {name}"', tuple(together)
+
+
+def _used_by_key(node: Node) -> tuple[str, ...]:
+    """Return the stores that a processor uses by the keys of its records."""
+    return node.store_names if isinstance(node, Processing) and node.by_key else ()

@@ -102,12 +102,7 @@ def place(
     }
     grid.order()
     x = grid.across(gap[0])
-    y = {}
-    top = 0.0
-    for row in grid.rows:
-        tall = max((grid.sizes[vertex][1] for vertex in row), default=0.0)
-        y.update(dict.fromkeys(row, top + tall / 2))
-        top += tall + gap[1]
+    y, bottom = grid.down(gap[1])
     left = min((x[vertex] - size[0] / 2 for vertex, size in sizes.items()), default=0.0)
     centres = {vertex: (x[vertex] - left, y[vertex]) for vertex in grid.sizes}
     right = max(
@@ -119,7 +114,7 @@ def place(
     }
     return Placed(
         right,
-        max(0.0, top - gap[1]),
+        bottom,
         {vertex: centres[vertex] for vertex in sizes},
         routes,
     )
@@ -187,6 +182,16 @@ class _Grid:
                 best = [list(row) for row in self.rows]
                 fewest = crossings
         self.rows = best
+
+    def down(self, gap: float) -> tuple[dict[Vertex, float], float]:
+        """Return the y of each vertex, and where the last row ends."""
+        y: dict[Vertex, float] = {}
+        top = 0.0
+        for row in self.rows:
+            tall = max((self.sizes[vertex][1] for vertex in row), default=0.0)
+            y.update(dict.fromkeys(row, top + tall / 2))
+            top += tall + gap
+        return y, max(0.0, top - gap)
 
     def across(self, gap: float) -> dict[Vertex, float]:
         """Return the x of each vertex: near its neighbours, in order, with gaps."""

@@ -197,35 +197,45 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
     nodes = [node for part in drawn["subtopologies"] for node in part["nodes"]]
     schemas = drawn.get("schemas", {})
     twins = _twins(nodes)
-    stores = [
-        _store(store, part["id"], schemas, twins)
+    stores = {
+        store["name"]: _store(store, part["id"], schemas, twins)
         for part in drawn["subtopologies"]
         for store in part["stores"]
-    ]
+    }
     sinks = [node for node in nodes if "reads" in node]
-    repartitions = [
-        _repartition(topic, nodes, stores, sinks, schemas)
+    repartitions = {
+        topic["name"]: _repartition(topic, nodes, stores.values(), sinks, schemas)
         for topic in drawn["internal_topics"]
         if topic["kind"] == "repartition"
-    ]
-    internal = {topic.name for topic in repartitions}
-    sources = [node for node in nodes if "topics" in node]
+    }
     written = {node["topic"] for node in sinks if node["topic"] is not None}
+    return Outline(
+        application_id=drawn["application_id"],
+        stores=stores,
+        repartitions=repartitions,
+        **_sources(nodes, repartitions),
+        sinks=frozenset(written - repartitions.keys()),
+        global_topics=frozenset(table["topic"] for table in drawn["global_tables"]),
+        partitions=drawn.get("partitions", {}),
+    )
+
+
+def _sources(
+    nodes: Iterable[Mapping[str, Any]], internal: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return the fields of an outline that its sources say."""
+    sources = [node for node in nodes if "topics" in node]
     patterns = {
         node["pattern"]: node.get("flags", 0) for node in sources if "pattern" in node
     }
     unordered = [node for node in sources if node.get("order") == "none"]
-    return Outline(
-        application_id=drawn["application_id"],
-        stores={store.name: store for store in stores},
-        repartitions={topic.name: topic for topic in repartitions},
-        sources=frozenset(_named_topics(sources) - internal | patterns.keys()),
-        patterns=patterns,
-        sinks=frozenset(written - internal),
-        global_topics=frozenset(table["topic"] for table in drawn["global_tables"]),
-        unordered=frozenset(topic for node in unordered for topic in node["topics"]),
-        partitions=drawn.get("partitions", {}),
-    )
+    return {
+        "sources": frozenset(
+            _named_topics(sources) - internal.keys() | patterns.keys()
+        ),
+        "patterns": patterns,
+        "unordered": frozenset(topic for node in unordered for topic in node["topics"]),
+    }
 
 
 def _named_topics(sources: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -272,29 +272,39 @@ def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
         for name, topic in repartitions.items()
         if topic.partitions is not None
     }
-    beside = _side_by_side(topology)
+    known = _Counts(fixed, repartitions, _side_by_side(topology))
+    return {
+        topic: known.largest(topic, set())
+        for subtopology in topology.subtopologies
+        for topic in subtopology.topics
+    }
 
-    def largest(topic: str, seen: set[str]) -> int:
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The partition counts that are given, and what the others follow from."""
+
+    fixed: Mapping[str, int]
+    repartitions: Mapping[str, InternalTopic]
+    beside: Mapping[str, set[str]]
+
+    def largest(self, topic: str, seen: set[str]) -> int:
         """Return the count of a topic, 0 if it depends only on topics in `seen`."""
-        if topic in fixed:
-            return fixed[topic]
-        together = beside.get(topic, {topic})
-        given = [fixed[other] for other in together if other in fixed]
+        if topic in self.fixed:
+            return self.fixed[topic]
+        together = self.beside.get(topic, {topic})
+        given = [self.fixed[other] for other in together if other in self.fixed]
         if given:
             return max(given)
         seen |= together
         above = {
             source
             for other in together
-            for source in repartitions[other].partitions_from
-        } - seen
-        return max((largest(source, seen) for source in sorted(above)), default=0)
-
-    return {
-        topic: largest(topic, set())
-        for subtopology in topology.subtopologies
-        for topic in subtopology.topics
-    }
+            for source in self.repartitions[other].partitions_from
+        }
+        return max(
+            (self.largest(source, seen) for source in sorted(above - seen)), default=0
+        )
 
 
 def _side_by_side(topology: Topology) -> dict[str, set[str]]:

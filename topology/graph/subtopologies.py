@@ -139,15 +139,7 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
 
     Source: Kafka Streams `NodesWithRelaxedNullKeyJoinDownstream`.
     """
-    above: set[str] = set()
-    """The names of the nodes above such a join, and the internal topics between."""
-    for node in reversed(nodes):
-        leads = node.name in above or _joins_null_keys(node)
-        writes = isinstance(node, Sink) and node.topic in above
-        if leads or writes:
-            above.update(node.parents)
-            if isinstance(node, Source) and node.internal:
-                above.update(node.topics)
+    above = _above_null_key_joins(nodes)
     parent_of = {
         node.name: node.parents[0]
         for node in nodes
@@ -161,6 +153,19 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
         )
         for node in kept
     ]
+
+
+def _above_null_key_joins(nodes: list[Node]) -> set[str]:
+    """Return the names of the nodes above such a join, and the internal topics between."""
+    above: set[str] = set()
+    for node in reversed(nodes):
+        leads = node.name in above or _joins_null_keys(node)
+        writes = isinstance(node, Sink) and node.topic in above
+        if leads or writes:
+            above.update(node.parents)
+            if isinstance(node, Source) and node.internal:
+                above.update(node.topics)
+    return above
 
 
 def _joins_null_keys(node: Node) -> bool:
