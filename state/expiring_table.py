@@ -25,9 +25,11 @@ from itertools import islice, takewhile
 from typing import Any
 
 from coopstreams.state import layout
+from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.table import ChangelogBatch, PlacedEntry, Table
-from coopstreams.topology.stores import Entry
+from coopstreams.topology.keys import KeyGroups
+from coopstreams.topology.stores import Entry, StoreSpec
 
 CHUNK = 4096
 """How many listed rows are read at once."""
@@ -54,6 +56,13 @@ class ExpiringTable(Table):
     """An `ExpiringTableStore`. One thread."""
 
     due_ms: int
+    """The stream time at which `expired` has something to do."""
+
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+        super().__init__(database, spec, groups)
+        assert spec.ttl_ms is not None
+        self._ttl_ms = spec.ttl_ms
+        self._begin_queue()
 
     def note(self, key: bytes, entry: Entry) -> None:
         """Note the timestamp of a row that was changed."""
@@ -131,10 +140,12 @@ class ExpiringTable(Table):
         """The approximate memory of the buffer and the queue."""
         return super().size_bytes + QUEUED_BYTES * len(self._queue)
 
-    def _open(self) -> None:
-        super()._open()
-        assert self.spec.ttl_ms is not None
-        self._ttl_ms = self.spec.ttl_ms
+    def discard(self) -> None:
+        """Clear the buffer and the queue: see `Table.discard`."""
+        super().discard()
+        self._begin_queue()
+
+    def _begin_queue(self) -> None:
         self._queue: list[tuple[int, bytes]] = []
         """A heap of times at which to check rows."""
         self._queued: dict[bytes, int] = {}

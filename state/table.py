@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, cast
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
-from coopstreams.state.engine import Change, Rows
+from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.keys import KeyGroups, key_hash
@@ -103,6 +103,9 @@ class Table:
         StateError: a key belongs to another task.
     """
 
+    _get: Getter
+    """Looks a row up in the database. Stores in time segments have a getter for each."""
+
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self.spec = spec
         self.siblings = database.siblings
@@ -126,7 +129,8 @@ class Table:
             if any(serde.read_back for serde in within(spec.value))
             else None
         )
-        self._open()
+        if spec.kind not in layout.SEGMENTED:
+            self._get = database.getter(spec.name)
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key from the buffer or the database, and keep it in
@@ -219,7 +223,6 @@ class Table:
         self._dirty.clear()
         self.frozen.clear()
         self._latest = []
-        self._open()
 
     def begin(self, stream_time: int) -> None:
         """Begin at this stream time of the operator: no window starts later."""
@@ -265,9 +268,6 @@ class Table:
 
     def _buffered(self) -> Mapping[bytes, Entry]:
         return self.entries
-
-    def _open(self) -> None:
-        self._get = self._database.getter(self.spec.name)
 
     def _keep(self, key: bytes, entry: Entry) -> None:
         self.entries[key] = entry
@@ -385,10 +385,12 @@ class SubscriberTable(Table):
     it anew).
     """
 
-    _of: dict[bytes, set[bytes]]
-    """The keys of `entries` by plain key."""
-    _whole: set[bytes]
-    """Plain keys whose rows are all in `entries`."""
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+        super().__init__(database, spec, groups)
+        self._of: dict[bytes, set[bytes]] = {}
+        """The keys of `entries` by plain key."""
+        self._whole: set[bytes] = set()
+        """Plain keys whose rows are all in `entries`."""
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key from the buffer or the database, and keep it in
@@ -423,10 +425,11 @@ class SubscriberTable(Table):
             if entry.value is not None:
                 yield row, entry
 
-    def _open(self) -> None:
-        super()._open()
-        self._of = {}
-        self._whole = set()
+    def discard(self) -> None:
+        """Clear the buffer: see `Table.discard`."""
+        super().discard()
+        self._of.clear()
+        self._whole.clear()
 
     def _keep(self, key: bytes, entry: Entry) -> None:
         super()._keep(key, entry)

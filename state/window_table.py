@@ -70,14 +70,22 @@ class TimedTable(Table):
     key by it. One thread.
     """
 
-    _of_key: dict[bytes, _Times] | None
-    """The times by plain key, of keys fetched or changed since the last commit. None
-    before the first fetch.
-    """
-    _known = 0
-    """How many times `_of_key` has."""
-    _horizon = _EVER
-    """The first time that is visible."""
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+        super().__init__(database, spec, groups)
+        self._of_key: dict[bytes, _Times] | None = None
+        """The times by plain key, of keys fetched or changed since the last commit.
+        None before the first fetch.
+        """
+        self._known = 0
+        """How many times `_of_key` has."""
+        self._horizon = _EVER
+        """The first time that is visible."""
+
+    def discard(self) -> None:
+        """Clear the buffer and the times: see `Table.discard`."""
+        super().discard()
+        self._of_key = None
+        self._known = 0
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
         """Set the value of a key; None deletes it."""
@@ -179,9 +187,17 @@ class VersionTable(TimedTable):
     repeated ask for what was still young then.
     """
 
-    old_ms: int
-    """What ends at this time or before is old. The operator raises it."""
-    _old_at_commit: int
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+        super().__init__(database, spec, groups)
+        self.old_ms = NOTHING_OBSERVED
+        """What ends at this time or before is old. The operator raises it."""
+        self._old_at_commit = NOTHING_OBSERVED
+
+    def discard(self) -> None:
+        """Clear the buffer: see `Table.discard`. Nothing is known to be old."""
+        super().discard()
+        self.old_ms = NOTHING_OBSERVED
+        self._old_at_commit = NOTHING_OBSERVED
 
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit: one of `entries`, or one that
@@ -226,11 +242,107 @@ class VersionTable(TimedTable):
         self._old_at_commit = self.old_ms
         return super().freeze()
 
-    def _open(self) -> None:
-        super()._open()
-        self._of_key = None
-        self._known = 0
-        self.old_ms = self._old_at_commit = NOTHING_OBSERVED
+
+class VisibleWindows:
+    """Which windows of a store a task sees, and where the database has them. One
+    thread.
+    """
+
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+        self.segment_ms = layout.segment_ms(spec)
+        """The length of a time segment."""
+        self._database = database
+        self._spec = spec
+        self._groups = groups
+        self._step_ms = spec.step_ms or spec.window_ms
+        self.by_puts = not self._step_ms or spec.lag_ms > 0
+        """Whether puts decide which windows are visible."""
+        self._newest_of_all = database.siblings.setdefault(
+            f"newest window of {spec.name}", [NOTHING_OBSERVED]
+        )
+        """The latest time that any task over the database has put: one cell, written
+        under the `guard`.
+        """
+        self._began = _NEVER
+        """The stream time of the operator when the task began."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with what the checkpoints of the store say."""
+        self.observed = NOTHING_OBSERVED
+        """The start of the newest window that has begun; it decides which expire."""
+        self.horizon = _EVER
+        """The first time that is visible."""
+        self._newest = NOTHING_OBSERVED
+        """The latest time that this task has put."""
+        self._getters: dict[int, Getter] = {}
+        self._oldest = 0
+        known = self._database.checkpoints(self._spec.name).observed(self._groups)
+        self._observe(min(self._began, known))
+
+    def begin(self, stream_time: int) -> None:
+        """Begin at this stream time of the operator: no window starts later.
+
+        A restore gives key groups without windows the observed start of other groups.
+        These may have belonged to a task that was ahead, and the remaining records of
+        this task would find their windows expired.
+        """
+        self._began = stream_time
+        self.reset()
+
+    def put(self, time: int) -> None:
+        """Note that a row of this time was put."""
+        if time > self._newest:
+            self._newest = time
+            with self._database.guard:
+                self._newest_of_all[0] = max(self._newest_of_all[0], time)
+
+    def advance(self, stream_time: int) -> bool:
+        """Advance the stream time; return whether that changes what is visible."""
+        observed = self._newest
+        if self.by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
+            observed = put
+        if self._step_ms:
+            newest = max(0, stream_time - self._spec.lag_ms)
+            observed = max(observed, newest - newest % self._step_ms)
+        if observed <= self.observed:
+            return False
+        self._observe(observed)
+        return True
+
+    def sweep(self) -> bool:
+        """Forget the getters of expired segments; return whether there are more of
+        those than before.
+        """
+        oldest = self.horizon // self.segment_ms
+        if oldest <= self._oldest:
+            return False
+        self._oldest = oldest
+        for segment in [each for each in self._getters if each < oldest]:
+            del self._getters[segment]
+        return True
+
+    def getter(self, time: int) -> Getter | None:
+        """Return the look-up of rows of a time in the database; None: there are none."""
+        segment = time // self.segment_ms
+        getter = self._getters.get(segment)
+        if getter is None:
+            getter = self._database.segment_getter(self._spec.name, segment)
+            if getter is not None:
+                self._getters[segment] = getter
+        return getter
+
+    def rows(self, start: bytes | None, end: bytes | None) -> Rows:
+        """Return the visible rows of the database with start <= key < end."""
+        rows = self._database.scan(self._spec.name, self._groups.numbers, start, end)
+        kind = self._spec.kind
+        horizon = self.horizon
+        return (row for row in rows if layout.time_of(kind, row[0]) >= horizon)
+
+    def _observe(self, observed: int) -> None:
+        if observed != NOTHING_OBSERVED:
+            self.observed = observed
+            self.horizon = layout.horizon(self._spec, observed)
 
 
 class WindowTable(TimedTable):
@@ -238,24 +350,24 @@ class WindowTable(TimedTable):
     `window_key(...)`. One thread.
     """
 
-    _newest: int
-    """The latest time that this task has put, if puts decide which windows are visible.
-    """
-    _newest_of_all: list[int]
-    """The latest time that any task over the database has put: one cell, written under
-    the `guard`.
-    """
-    _began: int = _NEVER
-    """The stream time of the operator when the task began."""
-
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
-        self._step_ms = spec.step_ms or spec.window_ms
-        self._by_puts = not self._step_ms or spec.lag_ms > 0
-        self._newest_of_all = database.siblings.setdefault(
-            f"newest window of {spec.name}", [NOTHING_OBSERVED]
-        )
-        self._segment_ms = layout.segment_ms(spec)
         super().__init__(database, spec, groups)
+        self._visible = VisibleWindows(database, spec, groups)
+        self._horizon = self._visible.horizon
+        self._by_start: dict[int, set[bytes]] = {}
+        """The keys of `entries` by the times of their windows."""
+        self._starts: list[int] = []
+        """A heap of these times."""
+
+    def discard(self) -> None:
+        """Clear the buffer: see `Table.discard`. Visible is what was at the last
+        commit.
+        """
+        super().discard()
+        self._by_start = {}
+        self._starts = []
+        self._visible.reset()
+        self._horizon = self._visible.horizon
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a window from the buffer or the database.
@@ -265,7 +377,7 @@ class WindowTable(TimedTable):
         entry = self.entries.get(key)
         if entry is None:
             time = layout.time_of(self.spec.kind, key)
-            getter = self._segment(time) if time >= self._horizon else None
+            getter = self._visible.getter(time) if time >= self._horizon else None
             at = self._database_key(key)
             entry = self._entry(at, None if getter is None else getter(at))
             self._add(key, time, entry)
@@ -278,41 +390,25 @@ class WindowTable(TimedTable):
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
-        if (
-            self._by_puts
-            and (time := layout.time_of(self.spec.kind, key)) > self._newest
-        ):
-            self._newest = time
-            with self.guard:
-                self._newest_of_all[0] = max(self._newest_of_all[0], time)
+        if self._visible.by_puts:
+            self._visible.put(layout.time_of(self.spec.kind, key))
 
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""
-        observed = self._newest
-        if self._by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
-            observed = put
-        if self._step_ms:
-            newest = max(0, stream_time - self.spec.lag_ms)
-            observed = max(observed, newest - newest % self._step_ms)
-        if observed > self._observed:
-            self._observe(observed)
+        if self._visible.advance(stream_time):
+            self._horizon = self._visible.horizon
         elif not self._starts or self._starts[0] >= self._horizon:
             return
         while self._starts and self._starts[0] < self._horizon:
             for key in self._by_start.pop(heappop(self._starts)):
                 del self.entries[key]
-        if self._horizon // self._segment_ms > self._oldest:
-            self._sweep()
+        if self._visible.sweep():
+            self._forget_times()
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the operator: no window starts later.
-
-        A restore gives key groups without windows the observed start of other groups.
-        These may have belonged to a task that was ahead, and the remaining records of
-        this task would find their windows expired.
-        """
-        self._began = stream_time
-        self._open()
+        """Begin at this stream time of the operator: no window starts later."""
+        self._visible.begin(stream_time)
+        self._horizon = self._visible.horizon
 
     def trim(self, share: float) -> None:
         """Remove clean entries until this share of the buffer is left."""
@@ -329,29 +425,7 @@ class WindowTable(TimedTable):
         """The start of the newest window that has begun, as the store knows; it decides
         which windows expire.
         """
-        return self._observed
-
-    def _open(self) -> None:
-        self._getters: dict[int, Getter] = {}
-        self._by_start: dict[int, set[bytes]] = {}
-        self._starts: list[int] = []
-        self._observed = NOTHING_OBSERVED
-        self._newest = NOTHING_OBSERVED
-        self._of_key = None
-        self._known = 0
-        self._horizon = _EVER
-        self._oldest = 0
-        self._observe(
-            min(
-                self._began,
-                self._database.checkpoints(self.spec.name).observed(self._groups),
-            )
-        )
-
-    def _observe(self, observed: int) -> None:
-        if observed != NOTHING_OBSERVED:
-            self._observed = observed
-            self._horizon = layout.horizon(self.spec, observed)
+        return self._visible.observed
 
     def _add(self, key: bytes, start: int, entry: Entry) -> None:
         self.entries[key] = entry
@@ -372,43 +446,24 @@ class WindowTable(TimedTable):
         if not keys:
             del self._by_start[start]
 
-    def _sweep(self) -> None:
-        """Remove getters and times of expired windows, which are kept beside the
-        buffer.
-        """
-        self._oldest = self._horizon // self._segment_ms
-        self._getters = {
-            segment: getter
-            for segment, getter in self._getters.items()
-            if segment >= self._oldest
-        }
+    def _forget_times(self) -> None:
+        """Remove the times of expired windows, which are kept beside the buffer."""
         oldest = TIMESTAMP.pack(self._horizon)
         for key, times in list((self._of_key or {}).items()):
-            self._known -= (expired := bisect_left(times.known, oldest))
+            expired = bisect_left(times.known, oldest)
+            self._known -= expired
             del times.known[:expired]
             if not times.known and self._of_key is not None:
                 del self._of_key[key]
 
-    def _segment(self, time: int) -> Getter | None:
-        segment = time // self._segment_ms
-        getter = self._getters.get(segment)
-        if getter is None:
-            getter = self._database.segment_getter(self.spec.name, segment)
-            if getter is not None:
-                self._getters[segment] = getter
-        return getter
-
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
-        horizon = self._horizon
-        kind = self.spec.kind
-        rows = self._database.scan(self.spec.name, self._groups.numbers, start, end)
-        return (row for row in rows if layout.time_of(kind, row[0]) >= horizon)
+        return self._visible.rows(start, end)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
         segments: dict[int, tuple[list[bytes], list[bytes | None]]] = {}
-        of_time: dict[
-            bytes, tuple[list[bytes], list[bytes | None]]
-        ] = {}  # many keys have windows of one start
+        # many keys have windows of one start
+        of_time: dict[bytes, tuple[list[bytes], list[bytes | None]]] = {}
+        segment_ms = self._visible.segment_ms
         time_in = slice(-self._suffix, layout.START_BYTES - self._suffix or None)
         for place, row in zip(places, rows, strict=True):
             found = of_time.get(place[time_in])
@@ -416,7 +471,7 @@ class WindowTable(TimedTable):
                 time = layout.time_of(self.spec.kind, place)
                 found = ([], [])
                 if time >= self._horizon:
-                    found = segments.setdefault(time // self._segment_ms, found)
+                    found = segments.setdefault(time // segment_ms, found)
                 of_time[place[time_in]] = found
             found[0].append(place)
             found[1].append(row)

@@ -34,7 +34,7 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/sharing/share_thread.py __init__",
     "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
-    "state/native/rows.py add",
+    "state/native_table.py add",
 }
 
 _EXCUSED = re.compile(r"#\s*noqa:(.*)")

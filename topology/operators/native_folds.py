@@ -255,8 +255,8 @@ def _call(
         else plain_sinks(node, compiler.analysis.nodes) or []
     )
     function.line(
-        f"{after}, null_keys, null_values, late, errors, updates = {store}.add({', '.join(columns)}, {operator_time}, "
-        f"{', '.join(filter(None, [reducer, more, 'updates=True' if sinks else '']))})"
+        f"{after}, null_keys, null_values, late, errors, updates = {store}_rows.add({', '.join(columns)}, {operator_time}, "
+        f"{', '.join(filter(None, [f'{store}.stored', reducer, more, 'updates=True' if sinks else '']))})"
     )
     if node.windows is not None and brought:
         with function.block(

@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, Producer, cimpl
 
 from coopstreams.common.config import Config
 from coopstreams.log.batches import MakeRouter, Router
-from coopstreams.state.native.native_table import NativeTable, NativeWindowTable
+from coopstreams.state.native_table import NativeTable, NativeWindowTable
 from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError

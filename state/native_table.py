@@ -1,0 +1,275 @@
+"""Stores whose write buffer is rows of numbers in native memory: those of known folds
+(`topology.graph.known_folds`).
+
+A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects:
+records are added as columns to its `rows`, and `load`, `dirty` and `scan` return copies of
+rows.
+
+Invariant: for the same records, changelog, database and updates are those of `Table`
+and `WindowTable`, which are the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Change, Rows
+from coopstreams.state.table import ChangelogBatch, PlacedEntry, Table
+from coopstreams.state.window_table import VisibleWindows
+from coopstreams.topology.columns import Headers, Int64s
+from coopstreams.topology.errors import StateError
+from coopstreams.topology.keys import KeyGroups
+from coopstreams.topology.stores import Entry, StoreSpec
+
+Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
+"""Keys, serialised values and timestamps of rows."""
+Added: TypeAlias = tuple[int, int, int, int, list[Exception], Updates | None]
+"""The result of adding records: the operator time after them; how many had no key, had
+no value, or were late; the reducer's error for the last one; and the updates of rows,
+in order, if requested.
+"""
+Load: TypeAlias = Callable[[bytes], bytes | None]
+
+
+class NativeRows(Protocol):
+    """The rows of one store, in native memory. One thread.
+
+    Shape: store keys are plain keys, or window keys; a place is the key group (1 byte)
+    and the store key.
+    """
+
+    row_bytes: int
+    """The length of a row in the database."""
+    odd: bool
+    """Whether some value is no number of the serde: records are then added one by one,
+    to find the one that fails.
+    """
+
+    def add(  # noqa: PLR0913
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[Any] | None,
+        timestamps: Int64s,
+        before: Int64s | None,
+        operator_time: int,
+        load: Load,
+        reduce: Callable[[Any, Any], Any] | None,
+        *,
+        drops_null_values: bool = False,
+        headers: Sequence[Headers | tuple[()]] | None = None,
+        updates: bool = False,
+    ) -> Added:
+        """Add records to their rows, in order.
+
+        `before`: for each, the operator time before it. `load` returns timestamp (8
+        bytes) and value of a place, or None. `headers`: for each, the headers to keep
+        with its rows.
+        """
+        ...
+
+    def row(self, key: bytes) -> tuple[Any, int, bytes | None] | None:
+        """Return value, timestamp and stored bytes of a row; None: it is not in the
+        buffer.
+        """
+
+    def keys(self) -> list[bytes]:
+        """Return the store keys of the buffer."""
+        ...
+
+    def dirty(
+        self,
+    ) -> list[tuple[bytes, Any, int, bytes | None, Headers | tuple[()] | None]]:
+        """Return the changed rows in the order of their first change, and forget their
+        headers.
+        """
+        ...
+
+    def updates(self) -> Updates | None:
+        """Return the changed rows, serialised, in the order of their first change;
+        None: some value needs Python.
+        """
+
+    def stray(self, first: int, last: int) -> bytes | None:
+        """Return the first place of a changed row outside of these key groups."""
+
+    def freeze(
+        self, encode: Callable[[bytes, Any], bytes], segment_ms: int, horizon: int
+    ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
+        """Return the changelog of the changed rows, which are clean then, and places
+        and rows of each time segment.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def expire(self, horizon: int) -> None:
+        """Forget the windows that start before this time; those that changed, after the
+        next commit.
+        """
+
+    def trim(self, excess: int) -> None:
+        """Evict this many clean rows."""
+
+    def size_bytes(self) -> int:
+        """Return the memory of the rows."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class NativeTable(Table):
+    """A `TableStore` of kind `key_value` over native rows. One thread."""
+
+    def __init__(
+        self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows
+    ) -> None:
+        super().__init__(database, spec, groups)
+        self.rows = rows
+        self._row_bytes = rows.row_bytes
+
+    def stored(self, place: bytes) -> bytes | None:
+        """Return the database value of a row that is not in the buffer, for `rows.add`.
+
+        Raises:
+            SerdeError: the bytes of a row cannot be deserialised.
+        """
+        return self._checked(place, self._get(place))
+
+    def load(self, key: bytes) -> Entry:
+        """Return a copy of a row of the buffer or the database; its value None means
+        that there is no such key.
+        """
+        at = self._database_key(key)
+        found = self.rows.row(key)
+        return (
+            self._entry(at, self.stored(at))
+            if found is None
+            else PlacedEntry(at, *found)
+        )
+
+    def touch(self, key: bytes, entry: Entry) -> None:
+        """Raise: an entry is a copy."""
+        raise StateError(
+            f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}'
+        )
+
+    def dirty(self) -> list[tuple[bytes, Entry]]:
+        """Return copies of the rows that changed since the last commit, in the order of
+        their first change.
+        """
+        changed = []
+        for key, value, timestamp, stored, headers in self.rows.dirty():
+            entry = Entry(value, timestamp, stored)
+            entry.headers = headers or None
+            changed.append((key, entry))
+        return changed
+
+    def freeze(self) -> ChangelogBatch | None:
+        """Serialise the changed rows, which are then clean; see `Table.freeze`."""
+        stray = self.rows.stray(*self._groups)
+        if stray is not None:
+            raise self._stray(stray)
+        (keys, values, timestamps), families = self.rows.freeze(
+            self._encoded, *self._times_of_rows()
+        )
+        self.frozen += [
+            Change(
+                layout.family_of(self.spec.name)
+                if segment is None
+                else layout.segment_family(self.spec.name, segment),
+                places,
+                rows,
+            )
+            for segment, places, rows in families
+        ]
+        return (
+            ChangelogBatch(self.spec.name, keys, values, timestamps) if keys else None
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of the buffer."""
+        return self.rows.size_bytes()
+
+    def weigh(self) -> None:
+        """Do nothing: all rows have the same size."""
+
+    def trim(self, share: float) -> None:
+        """Remove clean rows until this share of the buffer is left; those of the latest
+        commit go last.
+        """
+        self.rows.trim(len(self.rows) - int(len(self.rows) * share))
+
+    def discard(self) -> None:
+        """Forget the rows: the state is again that of the database."""
+        super().discard()
+        self.rows.clear()
+
+    def _buffered(self) -> Mapping[bytes, Entry]:
+        return {key: self.load(key) for key in self.rows.keys()}  # noqa: SIM118 no mapping
+
+    def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
+        if data is not None and len(data) != self._row_bytes:
+            self._entry(place, data)  # it names the error in them
+        return data
+
+    def _encoded(self, key: bytes, value: Any) -> bytes:
+        try:
+            return self._encode(value)
+        except Exception as error:
+            raise self._unwritable(key, error) from error
+
+    def _times_of_rows(self) -> tuple[int, int]:
+        """Return the length of a time segment, and the time from which on rows are in
+        the database.
+        """
+        return 1, 0
+
+
+class NativeWindowTable(NativeTable):
+    """A `TableStore` of kind `window` over native rows, of windows that begin by stream
+    time. One thread.
+    """
+
+    def __init__(
+        self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows
+    ) -> None:
+        super().__init__(database, spec, groups, rows)
+        self._visible = VisibleWindows(database, spec, groups)
+
+    def begin(self, stream_time: int) -> None:
+        """Begin at this stream time of the operator: no window starts later."""
+        self._visible.begin(stream_time)
+
+    def advance(self, stream_time: int) -> None:
+        """Advance the stream time: windows older than the retention become invisible."""
+        self._visible.advance(stream_time)
+        self._visible.sweep()
+        self.rows.expire(self._visible.horizon)
+
+    def discard(self) -> None:
+        """Forget the rows. Visible is what was at the last commit."""
+        super().discard()
+        self._visible.reset()
+
+    @property
+    def observed(self) -> int:
+        """The start of the newest window that has begun, as the store knows."""
+        return self._visible.observed
+
+    def stored(self, place: bytes) -> bytes | None:
+        """Return the database value of a window: see `NativeTable.stored`."""
+        start = layout.window_start(place)
+        visible = self._visible
+        getter = visible.getter(start) if start >= visible.horizon else None
+        return None if getter is None else self._checked(place, getter(place))
+
+    def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
+        return self._visible.rows(start, end)
+
+    def _times_of_rows(self) -> tuple[int, int]:
+        return self._visible.segment_ms, self._visible.horizon
