@@ -34,8 +34,7 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.schema_registry import RegistryClient
 from coopstreams.query.access import Access
-from coopstreams.query.backend import NotOpen, OpenView, Placement, StoreInfo
-from coopstreams.query.endpoints import peer_of
+from coopstreams.query.backend import NotOpen, OpenView, Placement, StoreInfo, peer_of
 from coopstreams.query.serving.server import QueryServer
 from coopstreams.state.views import GlobalView
 from coopstreams.status.model import InstanceStatus

@@ -24,7 +24,7 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
 from coopstreams.query.access import Access
-from coopstreams.query.asked import RequestLimits
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
 from coopstreams.query.serving.server import QueryServer, url_of
 from coopstreams.state.storage import Storage

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coopstreams.query.asked import FAR
 from coopstreams.query.backend import Backend, StoreInfo
-from coopstreams.query.local import LocalReader, decided
+from coopstreams.query.local import Lookup, instance_to_ask, key_rows, reading
+from coopstreams.query.parameters import FAR
 from coopstreams.query.problems import bad_request, not_owner
 from coopstreams.query.router import KeyLocation, locate, owner_of
 from coopstreams.query.scan import rows_of
@@ -34,7 +34,6 @@ class ReadOnlyStore:
     def __init__(self, backend: Backend, store: StoreInfo) -> None:
         self._backend = backend
         self._store = store
-        self._reader = LocalReader(backend)
 
     def get(self, key: Any) -> Any:
         """Return the value of a key, of a versioned store the latest; None if there is
@@ -42,12 +41,11 @@ class ReadOnlyStore:
         """
         self._expect("key_value", "versioned", "global")
         data = self._store.key.serialize(key)
-        if self._store.kind == "global":
-            row = self._reader.global_table(self._store).get(data)
-        else:
-            at = self._located(data)
-            with self._reader.reading(self._store, at) as view:
-                row = view.store.get(data)
+        store = self._store
+        at = locate(store, data) if store.kind == "global" else self._located(data)
+        with reading(self._backend) as views:
+            wanted = [Lookup("", data, at)]
+            [(*_, row)] = key_rows(self._backend, views, store, wanted)
         if row is None:
             return None
         if self._store.kind == "versioned":
@@ -68,7 +66,8 @@ class ReadOnlyStore:
         self._expect("window", "session")
         data = self._store.key.serialize(key)
         at = self._located(data)
-        with self._reader.reading(self._store, at) as view:
+        with reading(self._backend) as views:
+            view, _ = views.of(self._store, at)
             rows = [row for _, row in rows_of(view.store, data, start_ms, end_ms)]
         assert self._store.row_key is not None
         return [
@@ -94,7 +93,7 @@ class ReadOnlyStore:
             and owner.instance.id != placement.here
         ):
             raise not_owner(owner.instance.id, None)
-        decided(placement, self._store, at, "local")
+        instance_to_ask(placement, self._store, at, "local")
         return at
 
     def _expect(self, *kinds: str) -> None:

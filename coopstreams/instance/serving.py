@@ -27,9 +27,9 @@ from coopstreams.query.backend import (
     OpenView,
     Placement,
     StoreInfo,
+    peer_of,
 )
 from coopstreams.query.catalog import stores_of
-from coopstreams.query.endpoints import peer_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView

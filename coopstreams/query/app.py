@@ -28,38 +28,41 @@ from starlette.types import Receive, Scope, Send
 from coopstreams.common.budget import CpuBudget
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query.access import Access, Role, role_of
-from coopstreams.query.answers import JSON, PACKED
-from coopstreams.query.asked import (
+from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
+from coopstreams.query.gate import Gate, not_running
+from coopstreams.query.openapi import description
+from coopstreams.query.pages import Page, Query
+from coopstreams.query.parameters import (
     RANGE_PARAMETERS,
-    TIME_PARAMETERS,
-    VERSION_PARAMETERS,
     Parameters,
     RequestLimits,
+    What,
     how_asked,
+    key_query,
+    keys_query,
     limit_of,
     path_piece,
     range_query,
-    times_of,
     unpacked,
-    version_times,
 )
-from coopstreams.query.assets import asset
-from coopstreams.query.backend import Backend, StoreInfo, TimedKind
-from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
-from coopstreams.query.feed import EVENTS, StatusFeed
-from coopstreams.query.openapi import description
-from coopstreams.query.pages import Page, Query
-from coopstreams.query.peers import FORWARDED, INSTANCE, Peers, check_hop
+from coopstreams.query.peers import (
+    FORWARDED,
+    INSTANCE,
+    JSON,
+    PACKED,
+    Peers,
+    check_hop,
+)
 from coopstreams.query.problems import (
     body_of,
     headers_of,
-    internal,
-    moving,
     timed_out,
     unknown_path,
 )
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
+from coopstreams.query.web_page import EVENTS, StatusFeed, asset
 from coopstreams.status.model import Paused
 from coopstreams.status.reasons import Health
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -85,15 +88,12 @@ class QueryApp:
     def __init__(
         self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access
     ) -> None:
-        self._backend = backend
-        self._metrics = metrics
-        self._limits = limits
-        self._access = access
-        self._service: QueryService
+        self.gate = Gate(backend, metrics, limits, access)
         self.budget = CpuBudget(limits.cpu_share, backend.busy)
+        self._backend = backend
+        self._limits = limits
+        self._service: QueryService
         self._feed: StatusFeed
-        self._ended = False
-        """Whether it stops: requests that are cut off by that are asked again."""
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
@@ -123,15 +123,11 @@ class QueryApp:
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
-            "/v1/stores/{store}/keys/{key:path}": self._key,
+            "/v1/stores/{store}/keys/{key:path}": partial(self._key, "keys"),
             "/v1/stores/{store}/range": self._range,
-            "/v1/stores/{store}/windows/{key:path}": partial(
-                self._timed, kind="window"
-            ),
-            "/v1/stores/{store}/sessions/{key:path}": partial(
-                self._timed, kind="session"
-            ),
-            "/v1/stores/{store}/versions/{key:path}": self._versions,
+            "/v1/stores/{store}/windows/{key:path}": partial(self._key, "windows"),
+            "/v1/stores/{store}/sessions/{key:path}": partial(self._key, "sessions"),
+            "/v1/stores/{store}/versions/{key:path}": partial(self._key, "versions"),
             "/v1/metadata": self._metadata,
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
             "/v1/status": self._status,
@@ -151,21 +147,21 @@ class QueryApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        peers = Peers(self._backend, self._access, self._limits.connect_s)
+        peers = Peers(self._backend, self.gate.access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits, self.budget)
         self._feed = StatusFeed(
             lambda: self._service.status("any"),
             self._limits.stream_every_s,
             self._limits.streams,
         )
-        certificates = self._access.certificates
+        certificates = self.gate.access.certificates
         renewing = (
             None if certificates is None else asyncio.create_task(_renew(certificates))
         )
         try:
             yield
         finally:
-            self._ended = True
+            self.gate.ended = True
             if renewing is not None:
                 renewing.cancel()
             await self._feed.close()
@@ -181,47 +177,28 @@ class QueryApp:
             else await self._service.stores(asked)
         )
 
-    async def _key(self, request: Request) -> Response:
-        store = self._store(request)
-        text = path_piece(_raw_path(request), 5)
-        asked = self._asked(request, _parameters(request, "local"))
-        return _json(await self._service.point(store, text, asked))
+    async def _key(self, what: What, request: Request) -> Response:
+        query = key_query(
+            what,
+            self._store(request),
+            _raw_path(request),
+            request.scope["query_string"],
+            self._limits,
+            forwarded=_forwarded(request),
+        )
+        return _json(await self._service.by_key(query))
 
     async def _keys(self, request: Request) -> Response:
-        parameters = Parameters(request.scope["query_string"], ("local",), many="key")
-        return _json(
-            await self._service.points(
-                self._store(request), parameters.many, self._asked(request, parameters)
-            )
+        query = keys_query(
+            self._store(request),
+            request.scope["query_string"],
+            forwarded=_forwarded(request),
         )
-
-    async def _timed(self, request: Request, *, kind: TimedKind) -> Response:
-        store = self._store(request)
-        text = path_piece(_raw_path(request), 5)
-        parameters = _parameters(request, *TIME_PARAMETERS)
-        times = times_of(parameters)
-        limit = limit_of(parameters, self._limits)
-        return _json(
-            await self._service.timed(
-                kind, store, text, times, limit, self._asked(request, parameters)
-            )
-        )
-
-    async def _versions(self, request: Request) -> Response:
-        store = self._store(request)
-        text = path_piece(_raw_path(request), 5)
-        parameters = _parameters(request, *VERSION_PARAMETERS)
-        times = version_times(parameters)
-        limit = limit_of(parameters, self._limits)
-        return _json(
-            await self._service.versions(
-                store, text, times, limit, self._asked(request, parameters)
-            )
-        )
+        return _json(await self._service.points(query))
 
     async def _range(self, request: Request) -> Response:
         store = self._store(request)
-        if request.headers.get(FORWARDED) == "1":
+        if _forwarded(request):
             query = unpacked(_parameters(request, "query").text("query"))
             return _Answer(
                 await self._service.packed_part(store, query), media_type=PACKED
@@ -303,7 +280,7 @@ class QueryApp:
         """End the streams of the status: a server that stops would wait for them. What
         it cancels then is answered.
         """
-        self._ended = True
+        self.gate.ended = True
         await self._feed.close()
 
     async def _page(self, request: Request) -> Response:
@@ -328,8 +305,7 @@ class QueryApp:
     async def _pause(self, request: Request, *, paused: bool) -> Response:
         _parameters(request)
         self._backend.pause(paused)
-        here = self._backend.placement().here
-        return _json(msgspec.json.encode(Paused(here, paused)))
+        return _json(msgspec.json.encode(Paused(self.gate.here, paused)))
 
     async def _live(self, request: Request) -> Response:
         health = self._backend.health()
@@ -341,7 +317,7 @@ class QueryApp:
 
     def _health(self, request: Request, health: Health, well: bool) -> Response:
         headers = request.headers
-        if not self._access.allows(
+        if not self.gate.access.allows(
             "operate", headers.get("authorization"), headers.get("host")
         ):
             told = (
@@ -352,10 +328,10 @@ class QueryApp:
         return _json(msgspec.json.encode(health), 200 if well else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
-        self._metrics.health(
+        self.gate.metrics.health(
             Counter(reason.code for reason in self._backend.health().reasons)
         )
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.gate.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _request: Request) -> Response:
         return _json(orjson.dumps(description(self._limits)))
@@ -364,59 +340,51 @@ class QueryApp:
         return store_named(self._backend, request.path_params["store"])
 
     def _asked(self, request: Request, parameters: Parameters) -> Asked:
-        return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
+        return how_asked(parameters, forwarded=_forwarded(request))
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
         """Return an endpoint: checks the token, limits the time, turns errors into
         responses, counts requests.
         """
+        gate = self.gate
         route = path.replace(":path", "")
         role = role_of(path)
 
         async def endpoint(request: Request) -> Response:
             began = time.monotonic()
-            response = await self._guarded(request, role, answer)
-            response.headers[INSTANCE] = self._backend.placement().here
-            self._metrics.answered(
-                route, response.status_code, time.monotonic() - began
-            )
+            try:
+                response = await self._admitted(request, role, answer)
+            except asyncio.CancelledError:
+                if not gate.ended:
+                    raise
+                response = _failure(not_running())  # it waited for a thread
+            except Exception as error:  # noqa: BLE001 the gate logs it
+                what = f"{request.method} {request.url.path}"
+                response = _failure(gate.error(error, what))
+            response.headers[INSTANCE] = gate.here
+            gate.answered(route, response.status_code, time.monotonic() - began)
             return response
 
         return endpoint
 
-    async def _guarded(
+    async def _admitted(
         self, request: Request, role: Role | None, answer: Answer
     ) -> Response:
-        try:
-            self._access.check(
-                role,
-                request.headers.get("authorization"),
-                request.headers.get("host"),
-                changes=request.method == "POST",
+        """Return the answer to a request, if it may have one."""
+        self.gate.access.check(
+            role,
+            request.headers.get("authorization"),
+            request.headers.get("host"),
+            changes=request.method == "POST",
+        )
+        if _forwarded(request):
+            check_hop(
+                request.headers, self._backend.placement(), self._backend.application
             )
-            if request.headers.get(FORWARDED) == "1":
-                check_hop(
-                    request.headers,
-                    self._backend.placement(),
-                    self._backend.application,
-                )
-            async with asyncio.timeout(self._limits.request_s):
-                if role == "read":  # status and health are answered in any case
-                    await self.budget.turn()
-                return await answer(request)
-        except QueryError as error:
-            return _failure(error)
-        except TimeoutError:
-            return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
-        except asyncio.CancelledError:
-            if not self._ended:
-                raise
-            return _failure(_over())  # it waited for a thread
-        except Exception as error:
-            if self._ended:
-                return _failure(_over())
-            log.exception("%s %s failed", request.method, request.url.path)
-            return _failure(internal(error))
+        async with asyncio.timeout(self._limits.request_s):
+            if role == "read":  # status and health are answered in any case
+                await self.budget.turn()
+            return await answer(request)
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -427,7 +395,7 @@ class QueryApp:
             )
         response = _failure(refusal)
         response.headers.update(error.headers or {})  # `Allow`
-        response.headers[INSTANCE] = self._backend.placement().here
+        response.headers[INSTANCE] = self.gate.here
         return response
 
 
@@ -459,15 +427,8 @@ class MountedApp:
             raise ValueError(
                 f"the query routes answer http, not {scope['type']}: mount them in an app"
             )
-        answer = self._routes or _failure(_over())
+        answer = self._routes or _failure(not_running())
         await answer(scope, receive, send)
-
-
-def _over() -> QueryError:
-    """Return the error for a request to an instance that does not run, or whose end it
-    has met.
-    """
-    return moving("this instance does not run (yet, or any more)")
 
 
 async def _renew(certificates: Certificates) -> None:
@@ -529,6 +490,11 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 def _failure(error: QueryError) -> Response:
     return Response(body_of(error), error.status, headers_of(error), media_type=JSON)
+
+
+def _forwarded(request: Request) -> bool:
+    """Whether another instance has sent a request on."""
+    return request.headers.get(FORWARDED) == "1"
 
 
 def _parameters(request: Request, *known: str) -> Parameters:

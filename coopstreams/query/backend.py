@@ -16,17 +16,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from coopstreams.common.setting_values import reachable
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.status.model import InstanceStatus, Kind
 from coopstreams.status.reasons import Health
+from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
-TimedKind = Literal["window", "session"]
-"""The kinds of stores whose keys have many rows, each of a time."""
+_LONGEST_URL = 2000
+"""The most characters of the address of a member: paths follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,39 @@ class Peer:
     tasks: tuple[TaskId, ...]
     unasked: str = "serves no queries (yet)"
     """Why it is not asked, if it has no `url`."""
+
+
+def peer_of(
+    id_: str, announced: str | None, tasks: tuple[TaskId, ...], *, https: bool
+) -> Peer:
+    """Return a member; without its address if it may not be asked there, and with the
+    reason.
+
+    Whoever may join the group is a member, and gets this instance's tokens at the
+    address that it announces: what can be seen of an address is checked once, here.
+    `https`: this instance has certificates, and sends nothing in clear text.
+    """
+    if announced is None:
+        return Peer(id_, None, tasks)
+    if problem := _problem(announced, https):
+        shown = without_credentials(announced[:100])
+        return Peer(id_, None, tasks, f'is not asked at "{shown}": {problem}')
+    return Peer(id_, announced.rstrip("/"), tasks)
+
+
+def _problem(address: str, https: bool) -> str:
+    """Return why nothing is sent to an address; empty: it is accepted."""
+    if https and address.startswith("http://"):
+        return (
+            "this instance has certificates, and would send its token there in clear text. Give all instances "
+            "http.ssl.certificate.location"
+        )
+    try:
+        reachable(address)
+        right = address.startswith(("http://", "https://")) and address.isprintable()
+    except ValueError:
+        right = False
+    return "" if right and len(address) <= _LONGEST_URL else "it is no URL of a server"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Reads the stores of this instance. Blocks on the disk: called in the server's reader
 threads.
 
+    reading -> `Views.of` a key -> its row -> owned all the time? -> JSON
+
 Invariant: after every read it is checked that the instance owned the range during the
 whole read. Only then is "not found" an answer; otherwise the answer is TASK_MOVING. A
 global table has no owner: it can be read once it is loaded.
@@ -13,18 +15,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import chain, takewhile
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
-from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
-from coopstreams.query.entries import (
+from coopstreams.query.backend import (
+    Backend,
+    NotOpen,
+    OpenView,
+    Peer,
+    Placement,
+    StoreInfo,
+)
+from coopstreams.query.formats import (
     history_of,
     row_headers,
     row_value,
+    show_key,
+    show_value,
     shown,
+    to_json,
     window_of,
 )
-from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
+from coopstreams.query.parameters import KeyQuery, Times
 from coopstreams.query.problems import (
     forgotten,
     key_not_found,
@@ -36,7 +48,6 @@ from coopstreams.query.problems import (
 from coopstreams.query.router import (
     Asked,
     Elsewhere,
-    Here,
     KeyLocation,
     Moving,
     There,
@@ -55,19 +66,199 @@ MOST_BYTES = 16 << 20
 most of several keys: an instance has all of it in memory.
 """
 
-Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
-"""A key as the request gave it, its bytes, and its location."""
-
-Times: TypeAlias = tuple[int, int]
-"""The first and the last moment (ms) of a request, both inclusive."""
-
 About: TypeAlias = dict[str, Any]
 """The fields of an answer about the owner of its key."""
 
-Row: TypeAlias = tuple[bytes, int]
-"""The value and the timestamp of a row."""
-
 _Rows: TypeAlias = Iterable[tuple[bytes, int, StoredRow]]
+
+
+class Lookup(NamedTuple):
+    """A key as the request gave it, its bytes, and its location."""
+
+    text: str
+    key: bytes
+    at: KeyLocation
+
+
+class KeyRow(NamedTuple):
+    """What was read for a key: the fields about its owner, its value and timestamp.
+
+    `row` is None if there is no such key.
+    """
+
+    store: StoreInfo
+    wanted: Lookup
+    about: About
+    row: tuple[bytes, int] | None
+
+    def body(self) -> bytes:
+        """Return the JSON of an answer for this key only.
+
+        Raises:
+            QueryError: KEY_NOT_FOUND, or UNREADABLE.
+        """
+        store = self.store
+        fields, found = self._found()
+        if found is None:
+            details = {"store": store.name} | fields
+            raise key_not_found(store.name, self.wanted.text, details, store.misplaced)
+        where = _where(store, self.wanted.text)
+        return to_json({"store": store.name} | fields | found, where)
+
+    def entry(self) -> bytes:
+        """Return the JSON of this key among several; if it is missing, `found` is
+        false.
+        """
+        fields, found = self._found()
+        told = fields | {"found": found is not None} | (found or {})
+        return to_json(told, _where(self.store, self.wanted.text))
+
+    def _found(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the fields about key and owner, and those about value and timestamp,
+        None if the key is missing.
+        """
+        store = self.store
+        where = _where(store, self.wanted.text)
+        value = None if self.row is None else row_value(store, self.row[0], where)
+        fields = {"key": show_key(store.key, self.wanted.key)} | self.about
+        if self.row is None or value is None:
+            return fields, None
+        data, timestamp = self.row
+        headers = row_headers(store, data)
+        return fields, {"value": value[0], **headers, "timestamp": timestamp}
+
+
+class Views:
+    """The views of the key ranges that are read together: each is opened once, when it
+    is needed, and stays open until the end.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.here = backend.placement().here
+        self.bytes = 0
+        """The bytes of the values that were read by key."""
+        self._open: dict[tuple[str, int], list[tuple[OpenView, About]]] = {}
+        self._stack = ExitStack()
+
+    def of(self, store: StoreInfo, at: KeyLocation) -> tuple[OpenView, About]:
+        """Return the view that has a key, and the fields about its owner.
+
+        Raises:
+            QueryError: TASK_MOVING: no task that has it is open here.
+        """
+        opened = self._open.setdefault((store.name, at.partition), [])
+        for one in opened:
+            if at.hash in one[0].task.key_range:
+                return one
+        view = self._backend.view(store.name, at.partition, at.hash)
+        if isinstance(view, NotOpen):
+            raise moving(
+                f"partition {at.partition} of {store.name} cannot be read on the owner of the key: {view.message}",
+                view.retry_after_ms,
+            )
+        self._stack.enter_context(view)
+        about: About = {
+            "partition": view.task.partition,
+            "key_range": _shown(view.task.key_range),
+            "owner": self.here,
+            "epoch": view.epoch,
+            "lag": view.lag,
+        }
+        opened.append((view, about))
+        return opened[-1]
+
+    def all_of(self, store: str) -> tuple[list[OpenView], list[str]]:
+        """Return the views of all open tasks of a store, and why the others are not
+        open.
+        """
+        closed: list[str] = []
+        opened = self._open.setdefault((store, -1), [])
+        for view in self._backend.views(store):
+            if isinstance(view, NotOpen):
+                closed.append(view.message)
+            else:
+                opened.append((self._stack.enter_context(view), {}))
+        return [view for view, _ in opened], closed
+
+    def lost(self) -> str:
+        """Return which range was given up since it was opened, in words; empty: none."""
+        for opened in self._open.values():
+            for view, _ in opened:
+                if not view.owned():
+                    return f"task {view.task} was given up while it was read"
+        return ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def reading(backend: Backend) -> Iterator[Views]:
+    """Yield views, whose ranges are owned from their opening until the end of the block.
+
+    Raises:
+        QueryError: TASK_MOVING: one was given up. The result is void, and so is an
+        error that a closed database raised.
+    """
+    with Views(backend) as views:
+        try:
+            yield views
+        except Exception as error:
+            if lost := views.lost():
+                raise moving(lost) from error
+            raise
+        if lost := views.lost():
+            raise moving(lost)
+
+
+def key_rows(
+    backend: Backend, views: Views, store: StoreInfo, wanted: Iterable[Lookup]
+) -> list[KeyRow]:
+    """Return the rows of keys that this instance owns.
+
+    Raises:
+        QueryError: TASK_MOVING; TOO_LARGE: several keys, and their values are too many
+        bytes.
+    """
+    found: list[KeyRow] = []
+    size = 0
+    table = global_table(backend, store) if store.kind == "global" else None
+    about = _ABOUT_GLOBAL | {"owner": views.here}
+    for one in wanted:
+        if table is not None:
+            row = table.get(one.key)
+        else:
+            view, about = views.of(store, one.at)
+            row = view.store.get(one.key)
+        more = 0 if row is None else len(row[0])
+        if size and size + more > MOST_BYTES:
+            raise too_large(store.name, MOST_BYTES)
+        size += more
+        found.append(KeyRow(store, one, about, row))
+    views.bytes += size
+    return found
+
+
+_ABOUT_GLOBAL: About = dict.fromkeys(
+    ("partition", "key_range", "owner", "epoch", "lag")
+)
+"""A global table has no owner: every instance has all of it."""
+
+
+def global_table(backend: Backend, store: StoreInfo) -> GlobalView:
+    """Return a global table of this instance.
+
+    Raises:
+        QueryError: TASK_MOVING: it is still being read.
+    """
+    table = backend.global_view(store.name)
+    if table is None:
+        raise moving(f"global table {store.name} is still being read")
+    return table
 
 
 class LocalReader:
@@ -76,43 +267,45 @@ class LocalReader:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def point(self, store: StoreInfo, wanted: Lookup) -> bytes:
-        """Return the JSON of a key.
+    def one(self, query: KeyQuery, wanted: Lookup) -> bytes:
+        """Return the JSON of what a query for one key asks for.
 
         Raises:
-            QueryError: KEY_NOT_FOUND, or TASK_MOVING if the range was not open all the
-            time.
+            QueryError: KEY_NOT_FOUND, FORGOTTEN, UNREADABLE; TASK_MOVING if the range
+            was not open all the time.
         """
-        return point_of(store, wanted, *self._row(store, wanted))
+        if query.what == "versions":
+            return self._versions(query, wanted)
+        if query.what != "keys":
+            return self._timed(query, wanted)
+        with reading(self._backend) as views:
+            (found,) = key_rows(self._backend, views, query.store, [wanted])
+        return found.body()
 
-    def points(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
+    def entries(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
         """Return the JSON of several keys; a missing one has `found` false.
 
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
         """
-        entries = []
-        size = 0
-        for one in wanted:
-            about, row = self._row(store, one)
-            size = grown(store, size, row)
-            entries.append(entry_of(store, one, about, row))
-        return entries
+        with reading(self._backend) as views:
+            found = key_rows(self._backend, views, store, wanted)
+        return [row.entry() for row in found]
 
-    def timed(
-        self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
-    ) -> bytes:
-        """Return the JSON of a key's windows that start within `times`, or of its
-        sessions that overlap them.
+    def _timed(self, query: KeyQuery, wanted: Lookup) -> bytes:
+        """Return the JSON of a key's windows that start within the times of the query,
+        or of its sessions that overlap them.
 
         Shape: ascending; `more`: some were cut off, by the limit or because they are
         large.
         """
-        text, key, at = wanted
-        with self.reading(store, at) as view:
-            found, more = _first(rows_of(view.store, key, *times), limit)
-            about = self._about(view)
-        where = _where(store, text)
+        store = query.store
+        with reading(self._backend) as views:
+            view, about = views.of(store, wanted.at)
+            found, more = _first(
+                rows_of(view.store, wanted.key, *query.times), query.limit
+            )
+        where = _where(store, wanted.text)
         shown = [
             window_of(store, row.key)
             | {
@@ -123,26 +316,24 @@ class LocalReader:
         ]
         told = {
             "store": store.name,
-            "key": show_key(store.key, key),
-            f"{store.kind}s": shown,
+            "key": show_key(store.key, wanted.key),
+            query.what: shown,
             "more": more,
         }
         return to_json(told | about, where)
 
-    def versions(
-        self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
-    ) -> bytes:
+    def _versions(self, query: KeyQuery, wanted: Lookup) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of
-        `times`, ascending.
+        the times of the query, ascending.
 
         Shape: `more`: some were cut off, by the limit or because they are large.
 
         Raises:
             QueryError: FORGOTTEN: the history begins later; TASK_MOVING.
         """
-        text, key, at = wanted
+        store = query.store
         history = store.history
-        (first, last) = times
+        first, last = query.times
         assert history is not None
 
         def known_since(view: OpenView) -> int:
@@ -150,13 +341,13 @@ class LocalReader:
                 0, max(map(view.stream_time, history.topics)) - history.history_ms
             )
 
-        where = _where(store, text)
-        with self.reading(store, at) as view:
+        where = _where(store, wanted.text)
+        with reading(self._backend) as views:
+            view, about = views.of(store, wanted.at)
             oldest = known_since(view)
             while True:
-                found, answered = _versions(
-                    view, key, (max(first, oldest), last), limit, where
-                )
+                times = (max(first, oldest), last)
+                found, answered = _versions(view, wanted.key, times, query.limit, where)
                 # Read stream time after the rows: in the other order, a commit in
                 # between could shorten the history, and the answer would seem complete.
                 oldest = known_since(view)
@@ -164,24 +355,24 @@ class LocalReader:
                     oldest, last
                 ):  # else a commit meanwhile has made all that was read forgotten
                     break
-            about = self._about(view)
         held = versions_within(found, first, answered, oldest)
         if held is None:
-            raise forgotten(store.name, text, times[1], oldest)
-        versions = [
-            {
-                "since": one.since,
-                "until": one.until,
-                "value": show_value(store.value, one.value, where),
-            }
-            for one in held
-        ]
-        return to_json(
-            {"store": store.name, "key": show_key(store.key, key), "versions": versions}
-            | {"more": answered < last, "known_since": oldest}
-            | about,
-            where,
-        )
+            raise forgotten(store.name, wanted.text, last, oldest)
+        told = {
+            "store": store.name,
+            "key": show_key(store.key, wanted.key),
+            "versions": [
+                {
+                    "since": one.since,
+                    "until": one.until,
+                    "value": show_value(store.value, one.value, where),
+                }
+                for one in held
+            ],
+            "more": answered < last,
+            "known_since": oldest,
+        }
+        return to_json(told | about, where)
 
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
         """Return this instance's part of a range query: the first `limit` entries of
@@ -194,21 +385,25 @@ class LocalReader:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved during the read.
         """
         if store.kind == "global":
-            return _collected(
-                store,
-                query,
-                timeout_s,
-                (
-                    (row.key, 0, row)
-                    for row in rows(self.global_table(store), store.kind, 0, query)
-                ),
-            )
-        with self._reading_all(store.name) as (views, closed):
-            found = in_order(
-                (_scan(view, store, query) for view in views), query.reverse
-            )
+            table = global_table(self._backend, store)
+            stored = ((row.key, 0, row) for row in rows(table, store.kind, 0, query))
+            return _collected(store, query, timeout_s, stored)
+        with reading(self._backend) as views:
+            opened, closed = views.all_of(store.name)
+            scans = (_scan(view, store, query) for view in opened)
+            found = in_order(scans, query.reverse)
             page = _collected(store, query, timeout_s, found)
-            page.covers = [self._cover(view) for view in views]
+            page.covers = [
+                Cover(
+                    view.task.partition,
+                    view.task.key_range.start,
+                    view.task.key_range.end,
+                    views.here,
+                    view.epoch,
+                    view.lag,
+                )
+                for view in opened
+            ]
             page.closed = closed
             return page
 
@@ -220,197 +415,35 @@ class LocalReader:
                 table = self._backend.global_view(name)
                 sizes[name] = 0 if table is None else table.approximate_count()
                 continue
-            with self._reading_all(name) as (views, _):
-                sizes[name] = sum(view.store.approximate_count() for view in views)
+            with reading(self._backend) as views:
+                opened, _ = views.all_of(name)
+                sizes[name] = sum(view.store.approximate_count() for view in opened)
         return sizes
 
-    def _row(self, store: StoreInfo, wanted: Lookup) -> tuple[About, Row | None]:
-        """Return the fields about a key's owner, and its row."""
-        _, key, at = wanted
-        if store.kind == "global":
-            return about_global(self._backend.placement().here), self.global_table(
-                store
-            ).get(key)
-        with self.reading(store, at) as view:
-            row = view.store.get(key)
-            return self._about(view), row
 
-    def global_table(self, store: StoreInfo) -> GlobalView:
-        """Return a global table.
+def instance_to_ask(
+    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked
+) -> Peer | None:
+    """Return the instance that is to be asked for a key; None: it is read here.
 
-        Raises:
-            QueryError: TASK_MOVING: it is still being read.
-        """
-        table = self._backend.global_view(store.name)
-        if table is None:
-            raise moving(f"global table {store.name} is still being read")
-        return table
-
-    @contextmanager
-    def reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
-        """Yield a view of the open task that has a key.
-
-        Raises:
-            QueryError: TASK_MOVING: the task is not open here, or was given up during
-            the block.
-        """
-        view = self._backend.view(store.name, at.partition, at.hash)
-        if isinstance(view, NotOpen):
-            raise moving(
-                f"partition {at.partition} of {store.name} cannot be read on the owner of the key: {view.message}",
-                view.retry_after_ms,
-            )
-        with view, _owned_throughout([view]):
-            yield view
-
-    @contextmanager
-    def _reading_all(self, store: str) -> Iterator[tuple[list[OpenView], list[str]]]:
-        """Yield the views of the open tasks, and why the others are not open."""
-        with ExitStack() as stack:
-            found = self._backend.views(store)
-            views = [
-                stack.enter_context(view)
-                for view in found
-                if not isinstance(view, NotOpen)
-            ]
-            with _owned_throughout(views):
-                yield (
-                    views,
-                    [view.message for view in found if isinstance(view, NotOpen)],
-                )
-
-    def _about(self, view: OpenView) -> About:
-        return about_of(view, self._backend.placement().here)
-
-    def _cover(self, view: OpenView) -> Cover:
-        task = view.task
-        return Cover(
-            task.partition,
-            task.key_range.start,
-            task.key_range.end,
-            self._backend.placement().here,
-            view.epoch,
-            view.lag,
-        )
-
-
-def about_of(view: OpenView, here: str) -> About:
-    """Return the fields about the owner of the keys of a view; `here` is this instance."""
-    return {
-        "partition": view.task.partition,
-        "key_range": _shown(view.task.key_range),
-        "owner": here,
-        "epoch": view.epoch,
-        "lag": view.lag,
-    }
+    Raises:
+        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the
+        request may not be forwarded.
+    """
+    if store.kind == "global":
+        return None
+    decision = route(placement, store, at, asked)
+    if isinstance(decision, Moving):
+        raise moving(decision.reason)
+    if isinstance(decision, Elsewhere):
+        raise not_owner(decision.owner.instance.id, decision.url)
+    return decision.owner.instance if isinstance(decision, There) else None
 
 
 @lru_cache(maxsize=1024)
 def _shown(key_range: KeyRange) -> str:
     """Return a key range as text. Kept: it is part of each answer."""
     return str(key_range)
-
-
-def about_global(here: str) -> About:
-    """Return the fields on owner and lag for a global table."""
-    return {
-        "partition": None,
-        "key_range": None,
-        "owner": here,
-        "epoch": None,
-        "lag": None,
-    }
-
-
-def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
-    """Return the JSON of a key whose row was read here.
-
-    Raises:
-        QueryError: KEY_NOT_FOUND, or UNREADABLE.
-    """
-    fields, found = _fields_of(store, wanted, about, row)
-    if found is None:
-        raise key_not_found(
-            store.name, wanted[0], {"store": store.name} | fields, store.misplaced
-        )
-    return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
-
-
-def grown(store: StoreInfo, size: int, row: Row | None) -> int:
-    """Return the bytes of the values of several keys with one more.
-
-    Raises:
-        QueryError: TOO_LARGE.
-    """
-    more = 0 if row is None else len(row[0])
-    if size and size + more > MOST_BYTES:
-        raise too_large(store.name, MOST_BYTES)
-    return size + more
-
-
-def entry_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
-    """Return the JSON of a key among several; if it is missing, `found` is false."""
-    fields, found = _fields_of(store, wanted, about, row)
-    return to_json(
-        fields | {"found": found is not None} | (found or {}), _where(store, wanted[0])
-    )
-
-
-def _fields_of(
-    store: StoreInfo, wanted: Lookup, about: About, row: Row | None
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the fields about key and owner, and those about value and timestamp, None
-    if the key is missing.
-    """
-    text, key, _ = wanted
-    value = None if row is None else row_value(store, row[0], _where(store, text))
-    fields = {"key": show_key(store.key, key)} | about
-    if row is None or value is None:
-        return fields, None
-    return fields, {
-        "value": value[0],
-        **row_headers(store, row[0]),
-        "timestamp": row[1],
-    }
-
-
-def decided(
-    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked
-) -> Here | There:
-    """Return where a key is read.
-
-    Raises:
-        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the
-        request may not be forwarded.
-    """
-    decision = route(placement, store, at, asked)
-    if isinstance(decision, Moving):
-        raise moving(decision.reason)
-    if isinstance(decision, Elsewhere):
-        raise not_owner(decision.owner.instance.id, decision.url)
-    return decision
-
-
-@contextmanager
-def _owned_throughout(views: Sequence[OpenView]) -> Iterator[None]:
-    """Raise unless the views are owned from their opening until the end of the block.
-
-    Raises:
-        QueryError: TASK_MOVING: one is not. The result is void, and so is an error that
-        a closed database raised.
-    """
-    try:
-        yield
-    except Exception:
-        _check_owned(views)
-        raise
-    _check_owned(views)
-
-
-def _check_owned(views: Sequence[OpenView]) -> None:
-    for view in views:
-        if not view.owned():
-            raise moving(f"task {view.task} was given up while it was read")
 
 
 def _scan(

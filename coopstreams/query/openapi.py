@@ -25,7 +25,7 @@ from coopstreams.status.reasons import Health
 from coopstreams.topology.graph.drawing import Drawing
 
 if TYPE_CHECKING:
-    from coopstreams.query.asked import RequestLimits
+    from coopstreams.query.parameters import RequestLimits
 
 Schema = dict[str, Any]
 

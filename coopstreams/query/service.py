@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,27 +25,26 @@ import orjson
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
-from coopstreams.query.answers import (
+from coopstreams.query.backend import Backend, Peer, StoreInfo
+from coopstreams.query.formats import parse_key
+from coopstreams.query.local import LocalReader, Lookup, instance_to_ask
+from coopstreams.query.pages import Page, PartialPage, Query, page_of
+from coopstreams.query.parameters import KeyQuery, RequestLimits, What
+from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
+from coopstreams.query.peers import (
     PART,
     ROW,
     STORES,
     Expected,
+    Peers,
     entries,
     part_of,
     status_of,
+    unexpected,
 )
-from coopstreams.query.asked import RequestLimits
-from coopstreams.query.backend import Backend, Peer, StoreInfo, TimedKind
-from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader, Lookup, Times, decided
-from coopstreams.query.pages import Page, PartialPage, Query, page_of
-from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
-from coopstreams.query.peers import Peers, unexpected
 from coopstreams.query.problems import bad_request, moving, unknown_store
 from coopstreams.query.router import (
     Asked,
-    Here,
-    KeyLocation,
     Moving,
     coverage_gap,
     locate,
@@ -61,8 +60,13 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
 
-WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
-"""The kinds of stores in which a key has one value."""
+_KINDS: Mapping[What, tuple[Kind, ...]] = {
+    "keys": ("key_value", "versioned", "global"),
+    "windows": ("window",),
+    "sessions": ("session",),
+    "versions": ("versioned",),
+}
+"""The kinds of stores whose keys have a value, windows, sessions or versions."""
 
 
 class QueryService:
@@ -94,88 +98,67 @@ class QueryService:
         except RegistryNeededError:
             return await asyncio.get_running_loop().run_in_executor(self._asks, parse)
 
-    async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
-        """Return the JSON of one key."""
-        expect(store, *WITH_VALUES)
-        return await self._by_key(
-            store,
-            "keys",
-            text,
-            "",
-            asked,
-            lambda wanted: self._local.point(store, wanted),
-        )
+    async def by_key(self, query: KeyQuery) -> bytes:
+        """Return the JSON of one key: its value, or its windows, sessions or versions."""
+        store = query.store
+        (wanted,) = await self.read(lambda: lookups(query, self.limits.max_keys))
 
-    async def timed(
-        self,
-        kind: TimedKind,
-        store: StoreInfo,
-        text: str,
-        times: Times,
-        limit: int,
-        asked: Asked,
-    ) -> bytes:
-        """Return the JSON of one key's windows or sessions."""
-        expect(store, kind)
+        async def attempt() -> bytes:
+            placement = self.backend.placement()
+            owner = instance_to_ask(placement, store, wanted.at, query.asked)
+            if owner is None:
+                return await self._run(
+                    self._gets, lambda: self._local.one(query, wanted)
+                )
+            path = f"{query.what}/{path_text(wanted.text)}{query.suffix}"
+            return await self._peers.ask(
+                owner, store_path(store.name, path), self.limits.forward_s, ROW
+            )
 
-        def read(wanted: Lookup) -> bytes:
-            return self._local.timed(store, wanted, times, limit)
+        return await self._settled(attempt, query.asked)
 
-        return await self._by_key(
-            store, f"{kind}s", text, _times(times, limit), asked, read
-        )
-
-    async def versions(
-        self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked
-    ) -> bytes:
-        """Return the JSON of one key's versions."""
-        expect(store, "versioned")
-
-        def read(wanted: Lookup) -> bytes:
-            return self._local.versions(store, wanted, times, limit)
-
-        return await self._by_key(
-            store, "versions", text, _times(times, limit), asked, read
-        )
-
-    async def points(
-        self, store: StoreInfo, texts: Sequence[str], asked: Asked
-    ) -> bytes:
+    async def points(self, query: KeyQuery) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of
         them moves, the request fails.
         """
-        wanted = await self.read(lambda: keys_of(store, texts, self.limits.max_keys))
-        locations = [at for _, _, at in wanted]
+        store = query.store
+        wanted = await self.read(lambda: lookups(query, self.limits.max_keys))
 
         async def attempt() -> bytes:
-            here, there = self._split(store, locations, asked)
-            shown: list[Any] = [None] * len(texts)
+            placement = self.backend.placement()
+            shown: list[Any] = [None] * len(wanted)
+            here: list[int] = []
+            there: dict[str, tuple[Peer, list[int]]] = {}
+            for index, one in enumerate(wanted):
+                owner = instance_to_ask(placement, store, one.at, query.asked)
+                if owner is None:
+                    here.append(index)
+                else:
+                    there.setdefault(owner.id, (owner, []))[1].append(index)
 
             async def fill(indices: list[int], found: Awaitable[list[bytes]]) -> None:
                 for index, entry in zip(indices, await found, strict=True):
                     shown[index] = orjson.Fragment(entry)
 
-            mine = [wanted[i] for i in here]
-            fills = (
-                [
+            fills = [
+                fill(
+                    indices,
+                    self._ask_points(store, owner, [wanted[i].text for i in indices]),
+                )
+                for owner, indices in there.values()
+            ]
+            if here:
+                mine = [wanted[i] for i in here]
+                fills.append(
                     fill(
                         here,
-                        self._run(self._gets, lambda: self._local.points(store, mine)),
+                        self._run(self._gets, lambda: self._local.entries(store, mine)),
                     )
-                ]
-                if here
-                else []
-            )
-            fills += [
-                fill(
-                    indices, self._ask_points(store, owner, [texts[i] for i in indices])
                 )
-                for owner, indices in there
-            ]
             await _all_or_none(fills)
             return orjson.dumps({"store": store.name, "entries": shown})
 
-        return await self._settled(attempt, asked)
+        return await self._settled(attempt, query.asked)
 
     async def page(self, store: StoreInfo, query: Query, asked: Asked) -> Page:
         """Return a page of a range query over all ranges of all instances; with
@@ -322,52 +305,6 @@ class QueryService:
         for pool in (self._gets, self._scans, self._asks):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
-    async def _by_key(
-        self,
-        store: StoreInfo,
-        what: str,
-        text: str,
-        query: str,
-        asked: Asked,
-        read: Callable[[Lookup], bytes],
-    ) -> bytes:
-        key = await self.read(lambda: parse_key(store.key, text))
-        at = locate(store, key)
-        path = store_path(store.name, f"{what}/{path_text(text)}{query}")
-
-        async def attempt() -> bytes:
-            decision = (
-                None
-                if store.kind == "global"
-                else decided(self.backend.placement(), store, at, asked)
-            )
-            if decision is None or isinstance(decision, Here):
-                return await self._run(self._gets, lambda: read((text, key, at)))
-            return await self._peers.ask(
-                decision.owner.instance, path, self.limits.forward_s, ROW
-            )
-
-        return await self._settled(attempt, asked)
-
-    def _split(
-        self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
-    ) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
-        """Return the indices of the keys that this instance owns, and those of each
-        other owner.
-        """
-        if store.kind == "global":
-            return list(range(len(locations))), []
-        here: list[int] = []
-        there: dict[str, tuple[Peer, list[int]]] = {}
-        for index, at in enumerate(locations):
-            decision = decided(self.backend.placement(), store, at, asked)
-            if isinstance(decision, Here):
-                here.append(index)
-            else:
-                owner = decision.owner.instance
-                there.setdefault(owner.id, (owner, []))[1].append(index)
-        return here, list(there.values())
-
     async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
         """Return the first result that is not TASK_MOVING; raise TASK_MOVING when
         `retry_s` is over.
@@ -470,10 +407,6 @@ def _put_together(store: StoreInfo, query: Query, parts: Sequence[PartialPage]) 
     return page_of(parts, query)
 
 
-def _times(times: Times, limit: int) -> str:
-    return f"?from={times[0]}&to={times[1]}&limit={limit}"
-
-
 def store_named(backend: Backend, name: str) -> StoreInfo:
     """Return a store.
 
@@ -486,20 +419,23 @@ def store_named(backend: Backend, name: str) -> StoreInfo:
     return stores[name]
 
 
-def keys_of(store: StoreInfo, texts: Sequence[str], most: int) -> list[Lookup]:
-    """Return the keys of a request for several.
+def lookups(query: KeyQuery, most: int) -> list[Lookup]:
+    """Return the keys of a query, parsed, and where they lie.
 
     Raises:
-        QueryError: WRONG_KIND, BAD_PARAMETER: none, or too many; BAD_KEY.
+        QueryError: WRONG_KIND; BAD_PARAMETER: no key, or too many; BAD_KEY.
     """
-    expect(store, *WITH_VALUES)
-    if not 1 <= len(texts) <= most:
+    store = query.store
+    count = len(query.texts)
+    expect(store, *_KINDS[query.what])
+    if query.many and not 1 <= count <= most:
         raise bad_request(
-            "BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {len(texts)}"
+            "BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {count}"
         )
-    keys = [parse_key(store.key, text) for text in texts]
+    keys = [parse_key(store.key, text) for text in query.texts]
     return [
-        (text, key, locate(store, key)) for text, key in zip(texts, keys, strict=True)
+        Lookup(text, key, locate(store, key))
+        for text, key in zip(query.texts, keys, strict=True)
     ]
 
 

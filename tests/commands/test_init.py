@@ -25,8 +25,8 @@ from coopstreams.commands.init import project_of
 from coopstreams.commands.processes.restarts import STOPPED, WRONG
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually

@@ -20,8 +20,8 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.consumer.consumer_settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.preflight.checks import CHECKS
 from coopstreams.preflight.last_version import topic_spec as version_topic
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 from tests.command_line import app

@@ -22,8 +22,8 @@ import typer.main
 
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
+from coopstreams.query.parameters import RequestLimits
 from tests.command_line import app
 from tests.conftest import Kafka
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, Block, Link, anchors, blocks, links

@@ -20,15 +20,15 @@ from typing import Any, Literal, Self, cast
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
     History,
     NotOpen,
     OpenView,
     Placement,
     StoreInfo,
+    peer_of,
 )
-from coopstreams.query.endpoints import peer_of
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.state import layout
 from coopstreams.state.database import Database

@@ -13,8 +13,8 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.app import QueryApp
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.client import QueryClient
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.status.reasons import Health, Reason
 from coopstreams.topology.errors import ConfigError, QueryError

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from coopstreams.query.asked import RequestLimits
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.peers import (
     APPLICATION,
     FORWARDED,

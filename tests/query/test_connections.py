@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from coopstreams.query.asked import RequestLimits
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving.connections import LONGEST_HEAD
 from tests.query.cluster import LIMITS, Cluster, Data
 

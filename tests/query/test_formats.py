@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.entries import shown
 from coopstreams.query.formats import (
     parse_key,
     parse_prefix,
     show_bytes,
     show_key,
     show_value,
+    shown,
     to_json,
 )
 from coopstreams.state.views import StoredRow

@@ -8,7 +8,7 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.asked import path_piece
+from coopstreams.query.parameters import path_piece
 from coopstreams.query.paths import (
     CHARACTERS_A_REQUEST,
     KEYS_A_REQUEST,

@@ -17,9 +17,9 @@ import orjson
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.query.answers import MOST_DATA, PACKED
+from coopstreams.query.backend import peer_of
 from coopstreams.query.certificates import Certificates
-from coopstreams.query.endpoints import peer_of
+from coopstreams.query.peers import MOST_DATA, PACKED
 from tests.query.cluster import LIMITS, Cluster, Data
 from tests.query.office import Office
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.query import local
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.client import QueryClient
 from coopstreams.query.local import LocalReader
 from coopstreams.query.pages import Query
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows

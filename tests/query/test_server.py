@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.client import QueryClient
 from coopstreams.query.openapi import description
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving import server
 from coopstreams.query.serving.server import QueryServer
 from coopstreams.status.reasons import Health

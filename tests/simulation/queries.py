@@ -19,12 +19,12 @@ from random import Random
 from typing import Any
 
 from coopstreams.instance.serving import Serving
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.local import LocalReader, decided
+from coopstreams.query.local import instance_to_ask, reading
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.peers import APPLICATION, GENERATION, TARGET, check_hop
 from coopstreams.query.problems import moving
-from coopstreams.query.router import Asked, Here, KeyLocation, locate
+from coopstreams.query.router import Asked, KeyLocation, locate
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.stores import StoreSpec
 from tests.simulation.fibers import Scheduler
@@ -118,10 +118,10 @@ class Queries:
             QueryError: no instance can answer now.
         """
         placement = _serving(process).placement()
-        decision = decided(placement, store, at, asked)
-        if isinstance(decision, Here):
+        peer = instance_to_ask(placement, store, at, asked)
+        if peer is None:
             return self._read(process, store, at, stored)
-        owner, inbox = decision.owner.instance.id, process.machine.inbox()
+        owner, inbox = peer.id, process.machine.inbox()
         headers = {
             APPLICATION: self._application,
             TARGET: owner,
@@ -141,7 +141,8 @@ class Queries:
     ) -> Told | None:
         process.reads += 1
         try:
-            with LocalReader(_serving(process)).reading(store, at) as view:
+            with reading(_serving(process)) as views:
+                view, _ = views.of(store, at)
                 process.machine.sleep(self._random.expovariate(1 / READ_S))
                 row = view.store.get(stored)
                 process.machine.sleep(self._random.expovariate(1 / READ_S))

@@ -25,7 +25,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coopstreams.query.asked import RequestLimits
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.problems import body_of, head_too_long, headers_of, too_many
 from coopstreams.topology.errors import QueryError
 

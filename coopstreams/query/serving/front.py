@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from coopstreams.common.budget import CpuBudget
-from coopstreams.query.asked import RequestLimits
 from coopstreams.query.hosts import Hosts
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving.connections import SAY_EVERY_S, refusal
 from coopstreams.query.serving.key_answers import KeyAnswers, KeyRequest
 from coopstreams.topology.errors import ConfigError

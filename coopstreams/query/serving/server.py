@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from coopstreams.common.metrics import Metrics
     from coopstreams.query.app import QueryApp
-    from coopstreams.query.asked import RequestLimits
+    from coopstreams.query.parameters import RequestLimits
     from coopstreams.query.serving.front import FrontThreads
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class QueryServer:
 
         from coopstreams.log.kafka.native import front
         from coopstreams.query.app import QueryApp
-        from coopstreams.query.asked import RequestLimits
+        from coopstreams.query.parameters import RequestLimits
         from coopstreams.query.serving.connections import (
             LONGEST_HEAD,
             BoundedSocket,
@@ -145,10 +145,7 @@ class QueryServer:
             )
         if self._front is not None:
             self._front.start(
-                self._socket,
-                KeyAnswers(backend, metrics, limits, self._access),
-                app.budget,
-                self._access.hosts,
+                self._socket, KeyAnswers(app.gate), app.budget, self._access.hosts
             )
 
     def stop(self) -> None:

@@ -8,8 +8,9 @@ everything).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -27,8 +28,20 @@ FAR = (1 << 63) - 1
 """The largest timestamp."""
 
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
-TIME_PARAMETERS = ("from", "to", "limit", "local")
-VERSION_PARAMETERS = ("as_of", "from", "to", "limit", "local")
+
+What: TypeAlias = Literal["keys", "windows", "sessions", "versions"]
+"""What is asked for of a key, as the path has it."""
+
+_OF_A_KEY: Mapping[What, Sequence[str]] = {
+    "keys": ("local",),
+    "windows": ("from", "to", "limit", "local"),
+    "sessions": ("from", "to", "limit", "local"),
+    "versions": ("as_of", "from", "to", "limit", "local"),
+}
+"""The parameters of a request for a key."""
+
+Times: TypeAlias = tuple[int, int]
+"""The first and the last moment (ms) of a request, both inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,65 @@ class Parameters:
             raise bad_request("BAD_PARAMETER", f"{name}={error}") from None
 
 
+class KeyQuery(NamedTuple):
+    """A query for one key, or for the values of several, as texts.
+
+    Shape: `many`: several were asked for, though it may be one; `times` and `limit`
+    count for windows, sessions and versions only.
+    """
+
+    what: What
+    store: StoreInfo
+    texts: Sequence[str]
+    asked: Asked
+    many: bool = False
+    times: Times = (0, FAR)
+    limit: int = 0
+
+    @property
+    def suffix(self) -> str:
+        """The parameters for the instance that owns the key."""
+        if self.what == "keys":
+            return ""
+        first, last = self.times
+        return f"?from={first}&to={last}&limit={self.limit}"
+
+
+def key_query(
+    what: What,
+    store: StoreInfo,
+    path: bytes,
+    query: bytes,
+    limits: RequestLimits,
+    *,
+    forwarded: bool,
+) -> KeyQuery:
+    """Return the query of a request for one key: /v1/stores/{store}/{what}/{key}.
+
+    Raises:
+        QueryError: BAD_KEY | BAD_PARAMETER | UNKNOWN_PATH.
+    """
+    texts = [path_piece(path, 5)]
+    parameters = Parameters(query, _OF_A_KEY[what])
+    if what == "keys":
+        return KeyQuery(what, store, texts, how_asked(parameters, forwarded=forwarded))
+    times = times_of(parameters)
+    limit = limit_of(parameters, limits)
+    asked = how_asked(parameters, forwarded=forwarded)
+    return KeyQuery(what, store, texts, asked, times=times, limit=limit)
+
+
+def keys_query(store: StoreInfo, query: bytes, *, forwarded: bool) -> KeyQuery:
+    """Return the query of a request for several keys.
+
+    Raises:
+        QueryError: BAD_PARAMETER.
+    """
+    parameters = Parameters(query, ("local",), many="key")
+    asked = how_asked(parameters, forwarded=forwarded)
+    return KeyQuery("keys", store, parameters.many, asked, many=True)
+
+
 def path_piece(raw_path: bytes, number: int) -> str:
     """Return the rest of a path after its `number`-th slash, as text; the rest may have
     slashes.
@@ -222,21 +294,14 @@ def unpacked(text: str | None) -> Query:
         ) from error
 
 
-def times_of(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and the last moment of the request, both inclusive."""
-    first = parameters.moment("from", 0)
-    last = parameters.moment("to", FAR)
-    if first > last:
-        raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
-    return first, last
-
-
-def version_times(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and the last moment of a versions request, both inclusive; with
-    `as_of`, one moment.
-    """
+def times_of(parameters: Parameters) -> Times:
+    """Return the first and the last moment of a request; with `as_of`, one moment."""
     if parameters.text("as_of") is None:
-        return times_of(parameters)
+        first = parameters.moment("from", 0)
+        last = parameters.moment("to", FAR)
+        if first > last:
+            raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
+        return first, last
     if parameters.text("from") is not None or parameters.text("to") is not None:
         raise bad_request(
             "BAD_PARAMETER",
