@@ -17,18 +17,29 @@ memory, and a range that is cut again would have to move).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from heapq import merge
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import Checkpoint, Checkpoints
-from coopstreams.state.engine import Change, Engine, Getter, Rows
-from coopstreams.state.engine_stores import EngineStores
-from coopstreams.topology.keys import KeyGroups
+from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
+from coopstreams.state.engine import (
+    Bounds,
+    Change,
+    Engine,
+    Getter,
+    Ingesting,
+    Peeking,
+    Rows,
+    Scanning,
+)
+from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
 _NONE: Mapping[str, Engine] = MappingProxyType({})
@@ -213,3 +224,542 @@ class Database:
         with ExitStack() as closing:  # all are closed, even if one fails to close
             for engine_stores in self._engine_stores:
                 closing.callback(engine_stores.close)
+
+
+log = logging.getLogger(__name__)
+
+_META = "meta"
+_CHECKPOINT = b"checkpoint/"
+_SHAPE = b"shape/"
+_BATCH = 10_000
+FEW = 4
+"""The most rows of a key group, on average, for which a scan reads all with one
+iterator and sorts them.
+"""
+FEW_BYTES = 1 << 20
+"""The most bytes of values that such a scan holds."""
+COUNTED = 1000
+"""The most rows that are counted one by one."""
+PIECE = 1024
+"""The most rows of one write, where a write may be cut."""
+
+
+class EngineStores:
+    """Stores in an engine. Any thread.
+
+    A store that was written with another shape (kind, segment length, the topic of its
+    checkpoints) starts empty, and its changelog restores it.
+    """
+
+    def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
+        self._engine = engine
+        self._lock = Lock()
+        self._checkpoints: dict[str, Checkpoints] = {}
+        self._segments: dict[str, set[int]] = {}
+        self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
+        engine.create(_META)
+        self._meta = engine.getter(_META)
+        # The checkpoints of all stores: `drop` clears a key range of stores that this
+        # version does not have, too.
+        for key, data in engine.scan(
+            _META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)
+        ):
+            self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(
+                data
+            )
+        found = [
+            known
+            for family in engine.families()
+            if (known := layout.parse_segment_family(family)) is not None
+        ]
+        for spec in self.specs.values():
+            self._segments[spec.name] = {
+                segment for store, segment in found if store == spec.name
+            }
+            self._check_shape(spec)
+            if spec.kind not in layout.SEGMENTED:
+                engine.create(layout.family_of(spec.name))
+            if spec.ttl_ms is not None:
+                engine.create(layout.expiry_family(spec.name))
+            self._checkpoints.setdefault(spec.name, Checkpoints())
+
+    def getter(self, store: str) -> Getter:
+        """See `Database.getter`."""
+        return self._engine.getter(layout.family_of(store))
+
+    def segment_getter(self, store: str, segment: int) -> Getter | None:
+        """See `Database.segment_getter`."""
+        with self._lock:
+            return (
+                self._engine.getter(layout.segment_family(store, segment))
+                if segment in self._segments[store]
+                else None
+            )
+
+    def checkpoints(self, store: str) -> Checkpoints:
+        """See `Database.checkpoints`."""
+        with self._lock:
+            return self._checkpoints[store]
+
+    def scan(
+        self,
+        store: str,
+        groups: Iterable[int],
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
+    ) -> Rows:
+        """See `Database.scan`."""
+        wanted = frozenset(groups)
+        with self._lock:  # no write between the iterators: all see the same moment
+            families = self._families(store)
+            few = self._few_rows(families, wanted, start, end)
+            if few is not None:
+                return iter(sorted(few, reverse=reverse))
+            bounds = [_bounds(group, start, end) for group in wanted]
+            rows = [
+                each
+                for family in families
+                for each in self._scans(family, bounds, reverse=reverse)
+            ]
+        plain = [_without_group(each) for each in rows]
+        return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
+
+    def beginning_with(self, store: str, key: bytes) -> Rows:
+        """See `Database.beginning_with`."""
+        first = layout.database_key(key, key)
+        with self._lock:
+            return self._engine.scan(
+                layout.family_of(store), first, layout.prefix_end(first)
+            )
+
+    def by_timestamp(
+        self, store: str, groups: Iterable[int], first_ms: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """See `Database.by_timestamp`."""
+        family = layout.expiry_family(store)
+        start = layout.TIMESTAMP.pack(max(0, first_ms))
+        with self._lock:  # no write between the iterators: all see the same moment
+            wanted = frozenset(groups)
+            few = self._few_rows([family], wanted, start, None)
+            if few is not None:
+                rows = [iter(sorted(few))]
+            else:
+                found = self._scans(
+                    family, [_bounds(group, start, None) for group in wanted]
+                )
+                rows = [_without_group(each) for each in found]
+        at = layout.START_BYTES
+        return (
+            (layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows)
+        )
+
+    def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
+        """See `Database.windows_of`.
+
+        In each segment, the rows of a key are contiguous: this reads one short run of
+        each segment in the time range. Versions have no segments.
+        """
+        spec = self.specs[store]
+        place = layout.database_key(key, key)
+        rows: list[Rows] = []
+
+        def read(family: str, since: int, until: int) -> None:
+            low = place + layout.TIMESTAMP.pack(since)
+            high = layout.prefix_end(place + layout.TIMESTAMP.pack(until))
+            rows.append(self._engine.scan(family, low, high))
+
+        with self._lock:  # no write between the iterators: all see the same moment
+            if spec.kind not in layout.SEGMENTED:
+                read(layout.family_of(store), first, last)
+            else:
+                length = layout.segment_ms(spec)
+                for segment in sorted(self._segments[store]):
+                    if first // length <= segment <= last // length:
+                        read(
+                            layout.segment_family(store, segment),
+                            max(first, segment * length),
+                            min(last, (segment + 1) * length - 1),
+                        )
+        size = len(place) + layout.suffix_bytes(
+            spec
+        )  # rows of longer keys may be in between
+        return (
+            (at[1:], value)
+            for at, value in chain.from_iterable(rows)
+            if len(at) == size
+        )
+
+    def latest_ms(self, store: str) -> int:
+        """See `Database.latest_ms`."""
+        with self._lock:
+            return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(
+                self.specs[store]
+            ) - 1
+
+    def write(
+        self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
+    ) -> None:
+        """Write the changes of some stores and their new checkpoints, then drop the
+        segments that have expired.
+
+        Raises:
+            StateError: no checkpoint was written, and no row but those that `_cut` lets
+            be ahead of it.
+        """
+        with self._lock:
+            after = {
+                store: self._checkpoints[store].put(new)
+                for store, new in checkpoints.items()
+            }
+            self._write(changes, after)
+            for store in after:
+                if self.specs[store].kind in layout.SEGMENTED:
+                    self._expire(self.specs[store])
+
+    def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
+        """See `Database.rows`."""
+        with self._lock:
+            low, high = layout.group_bounds(groups)
+            return [
+                (family, self._engine.scan(family, low, high))
+                for family in self._all_families(store)
+            ]
+
+    def ingest(
+        self,
+        store: str,
+        checkpoints: Sequence[Checkpoint],
+        files: Mapping[str, Sequence[Path]],
+    ) -> None:
+        """See `Database.ingest`."""
+        with self._lock:
+            known = self._checkpoints[store]
+            for at in checkpoints:
+                known = known.without(at.groups)
+            families = self._all_families(store)
+            self._write(
+                [
+                    self._vanishing(family, at.groups)
+                    for at in checkpoints
+                    for family in families
+                ],
+                {store: known},
+            )
+            for family, of_family in files.items():
+                self._make(family)
+                self._ingest(family, of_family)
+            self._write([], {store: known.put(checkpoints)})
+
+    def drop(self, groups: KeyGroups) -> None:
+        """Delete these key groups of all stores: keys and checkpoints, in one batch."""
+        with self._lock:
+            families = [family for family in self._engine.families() if family != _META]
+            changes = [
+                self._vanishing(family, groups)
+                for family in families
+                if self._has_keys(family, groups)
+            ]
+            self._write(
+                changes,
+                {
+                    store: known.without(groups)
+                    for store, known in self._checkpoints.items()
+                },
+            )
+            for spec in self.specs.values():
+                if spec.kind in layout.SEGMENTED:
+                    self._expire(spec)
+
+    def wipe(self, store: str, checkpoint: Checkpoint) -> None:
+        """See `Database.wipe`."""
+        with self._lock:
+            families = [
+                family
+                for family in self._all_families(store)
+                if self._has_keys(family, checkpoint.groups)
+            ]
+            after = self._checkpoints[store].put([checkpoint])
+            self._write(
+                [self._vanishing(family, checkpoint.groups) for family in families],
+                {store: after},
+            )
+
+    def has_keys(self, store: str, groups: KeyGroups) -> bool:
+        """See `Database.has_keys`."""
+        with self._lock:
+            return any(
+                self._has_keys(family, groups) for family in self._families(store)
+            )
+
+    def is_empty(self) -> bool:
+        """Whether there is neither a key nor a checkpoint."""
+        with self._lock:
+            families = [family for family in self._engine.families() if family != _META]
+            return not any(self._checkpoints.values()) and not any(
+                self._has_keys(family, ALL_GROUPS) for family in families
+            )
+
+    def count(self, store: str, groups: frozenset[int]) -> int:
+        """Return the number of rows of some key groups; if it is over `COUNTED`, their
+        share of the engine's estimate.
+
+        RocksDB's estimate takes each write of a row that is not compacted yet for a
+        row.
+        """
+        if not groups:
+            return 0
+        low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
+        with self._lock:
+            families = self._families(store)
+            rows = [self._first(family, low, high, COUNTED + 1) for family in families]
+            estimate = sum(self._engine.count(family) for family in families)
+            kept = sum(run.last - run.first + 1 for run in self._checkpoints[store])
+        read = [
+            key[0] in groups
+            for key, _ in islice(chain.from_iterable(rows), COUNTED + 1)
+        ]
+        counted = sum(read)  # between the groups there may be others
+        return (
+            counted
+            if len(read) <= COUNTED
+            else max(counted, estimate * len(groups) // max(kept, len(groups)))
+        )
+
+    def close(self) -> None:
+        """Close the engine. Idempotent."""
+        with self._lock:
+            self._engine.close()
+
+    def _few_rows(
+        self,
+        families: Sequence[str],
+        groups: frozenset[int],
+        start: bytes | None,
+        end: bytes | None,
+    ) -> list[tuple[bytes, bytes]] | None:
+        """Return the store keys start <= key < end of some key groups and their values,
+        in no order.
+
+        None: the groups may have many rows, or these are large. An iterator for each
+        group costs more than to read a few rows and to sort them. The counts are
+        approximate, so the rows are counted as well.
+        """
+        most = FEW * len(groups)
+        if not groups or sum(self._engine.count(family) for family in families) > most:
+            return None
+        low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
+        scans = (self._engine.scan(family, low, high) for family in families)
+        rows: list[tuple[bytes, bytes]] = []
+        room = FEW_BYTES
+        for read, (place, value) in enumerate(chain.from_iterable(scans)):
+            if read == most or room < 0:
+                return None
+            key = place[1:]
+            if place[0] in groups and _is_between(key, start, end):
+                rows.append((key, value))
+                room -= len(value)
+        return rows
+
+    def _families(self, store: str) -> list[str]:
+        if self.specs[store].kind not in layout.SEGMENTED:
+            return [layout.family_of(store)]
+        return [
+            layout.segment_family(store, segment)
+            for segment in sorted(self._segments[store])
+        ]
+
+    def _all_families(self, store: str) -> list[str]:
+        """Return the families of a store, that of the timestamps included."""
+        expires = self.specs[store].ttl_ms is not None
+        return [
+            *self._families(store),
+            *([layout.expiry_family(store)] if expires else []),
+        ]
+
+    def _write(
+        self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]
+    ) -> None:
+        for change in changes:
+            self._make(change.family)
+        new = {
+            store: known
+            for store, known in checkpoints.items()
+            if known != self._checkpoints[store]
+        }
+        meta = Change(
+            _META,
+            [_checkpoint_key(store) for store in sorted(new)],
+            [new[store].encode() for store in sorted(new)],
+        )
+        ahead, together = self._cut(changes)
+        for piece in ahead:
+            self._engine.write([piece])
+        self._engine.write([*together, meta])
+        self._checkpoints.update(new)
+
+    def _cut(self, changes: Sequence[Change]) -> tuple[Iterator[Change], list[Change]]:
+        """Return what may be written ahead of the checkpoints, piece by piece, and what
+        must be written with them.
+
+        RocksDB's binding has the interpreter for all of a write: 100 000 rows in one
+        keep all other threads waiting for a tenth of a second. After a crash, rows that
+        are ahead of their checkpoint are restored from it to the end of the changelog,
+        which has them. So must rows without a changelog wait for the checkpoint, and
+        rows that are read together with others of their commit: sessions that become
+        one, versions, rows and the times at which they expire. A scan sees no half of a
+        commit, because it waits for the lock.
+        """
+        ahead: list[Change] = []
+        together: list[Change] = []
+        for change in changes:
+            (
+                ahead
+                if len(change.keys) > PIECE and self._may_be_ahead(change)
+                else together
+            ).append(change)
+        pieces = (
+            Change(
+                change.family,
+                change.keys[at : at + PIECE],
+                change.values[at : at + PIECE],
+            )
+            for change in ahead
+            for at in range(0, len(change.keys), PIECE)
+        )
+        return pieces, together
+
+    def _may_be_ahead(self, change: Change) -> bool:
+        spec = self.specs[layout.store_of(change.family)]
+        alone = (
+            spec.kind in ("key_value", "window")
+            and spec.ttl_ms is None
+            and spec.history_ms is None
+        )
+        return (
+            alone and (spec.logged or spec.source is not None) and not change.vanishing
+        )
+
+    def _ingest(self, family: str, files: Sequence[Path]) -> None:
+        if isinstance(self._engine, Ingesting):
+            self._engine.ingest(family, files)
+            return
+        from coopstreams.state.sst import (
+            read_sst,
+        )  # imports RocksDB, which building a topology does not need
+
+        for file in files:
+            rows = read_sst(file)
+            while batch := list(islice(rows, _BATCH)):
+                self._engine.write(
+                    [
+                        Change(
+                            family,
+                            [key for key, _ in batch],
+                            [value for _, value in batch],
+                        )
+                    ]
+                )
+            file.unlink()
+
+    def _make(self, family: str) -> None:
+        known = layout.parse_segment_family(family)
+        if known is not None and known[1] not in self._segments.get(known[0], ()):
+            self._engine.create(family)
+            self._segments.setdefault(known[0], set()).add(known[1])
+
+    def _expire(self, spec: StoreSpec) -> None:
+        """Drop the segments that have expired for all key groups.
+
+        A machine that dies may come back with an older state of all families, but
+        without the dropped segments. No window is lost: the changelog was ahead of the
+        drop, and after a restore to its end these windows have expired.
+        """
+        observed = self._checkpoints[spec.name].observed()
+        if observed == NOTHING_OBSERVED:
+            return
+        oldest = layout.horizon(spec, observed) // layout.segment_ms(spec)
+        for segment in [
+            segment for segment in self._segments[spec.name] if segment < oldest
+        ]:
+            self._engine.drop(layout.segment_family(spec.name, segment))
+            self._segments[spec.name].discard(segment)
+
+    def _check_shape(self, spec: StoreSpec) -> None:
+        """Empty a store that was written with another shape: look-ups would miss its
+        keys.
+        """
+        shape = (
+            layout.shape(spec)
+            if spec.source is None
+            else f"{layout.shape(spec)} of {spec.source}"
+        )
+        key = _SHAPE + spec.name.encode()
+        written = self._meta(key)
+        if written == shape.encode():
+            return
+        if written is not None:
+            log.warning(
+                'store "%s" was %s and is %s now: it is emptied, its changelog restores it',
+                spec.name,
+                written.decode(),
+                shape,
+            )
+            # First the checkpoint: else an earlier version, started again, would go on
+            # with what is left.
+            self._engine.write([Change(_META, [_checkpoint_key(spec.name)], [None])])
+            for family in {
+                layout.family_of(spec.name),
+                layout.expiry_family(spec.name),
+                *(
+                    layout.segment_family(spec.name, segment)
+                    for segment in self._segments[spec.name]
+                ),
+            }:
+                if family in self._engine.families():
+                    self._engine.drop(family)
+            self._segments[spec.name] = set()
+            self._checkpoints.pop(spec.name, None)
+        self._engine.write(
+            [Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])]
+        )
+
+    def _scans(
+        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+    ) -> list[Rows]:
+        if isinstance(self._engine, Scanning):
+            return self._engine.scans(family, bounds, reverse=reverse)
+        return [self._engine.scan(family, *each, reverse=reverse) for each in bounds]
+
+    def _has_keys(self, family: str, groups: KeyGroups) -> bool:
+        return any(True for _ in self._first(family, *layout.group_bounds(groups), 1))
+
+    def _first(
+        self, family: str, start: bytes, end: bytes | None, most: int
+    ) -> Iterable[tuple[bytes, bytes]]:
+        if isinstance(self._engine, Peeking):
+            return self._engine.first(family, start, end, most)
+        return islice(self._engine.scan(family, start, end), most)
+
+    @staticmethod
+    def _vanishing(family: str, groups: KeyGroups) -> Change:
+        return Change(family, vanishing=[layout.group_bounds(groups)])
+
+
+def _checkpoint_key(store: str) -> bytes:
+    return _CHECKPOINT + store.encode()
+
+
+def _is_between(key: bytes, start: bytes | None, end: bytes | None) -> bool:
+    return (start is None or key >= start) and (end is None or key < end)
+
+
+def _bounds(group: int, start: bytes | None, end: bytes | None) -> Bounds:
+    """Return the bounds of the store keys start <= key < end of a key group."""
+    first, behind = layout.group_bounds(KeyGroups(group, group))
+    return first + (start or b""), behind if end is None else first + end
+
+
+def _without_group(rows: Rows) -> Rows:
+    return ((key[1:], value) for key, value in rows)

@@ -10,9 +10,8 @@ import pytest
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
-from coopstreams.state.database import Database
+from coopstreams.state.database import PIECE, Database
 from coopstreams.state.engine import Change
-from coopstreams.state.engine_stores import PIECE
 from coopstreams.state.memory_engine import Memory
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.state import engine_stores, expiring_table, layout
+from coopstreams.state import expiring_table, layout
 from coopstreams.state.checkpoints import Checkpoint
-from coopstreams.state.database import Database
+from coopstreams.state.database import FEW, Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.expiring_table import ExpiringTable
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
@@ -163,12 +163,12 @@ def test_rows_expire_when_they_are_due_whatever_happens_in_between(
     run(steps, Memory(), cache_bytes)
 
 
-@pytest.mark.parametrize("few", [0, engine_stores.FEW])
+@pytest.mark.parametrize("few", [0, FEW])
 def test_any_engine_lists_the_rows(
     new_engine: NewEngine, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        engine_stores, "FEW", few
+        "coopstreams.state.database.FEW", few
     )  # 0: an iterator for each key group, as for many rows
     steps = [("put", key, 9 * number) for number, key in enumerate(KEYS)]
     run(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.state import engine_stores, layout
-from coopstreams.state.database import Database
+from coopstreams.state import layout
+from coopstreams.state.database import FEW, Database
 from coopstreams.state.engine import Change, Engine
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory_engine import Memory
@@ -82,7 +82,7 @@ def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
     ]
 
 
-@pytest.mark.parametrize("few", [0, engine_stores.FEW])
+@pytest.mark.parametrize("few", [0, FEW])
 @settings(
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -103,7 +103,7 @@ def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
     reverse: bool,
 ) -> None:
     monkeypatch.setattr(
-        engine_stores, "FEW", few
+        "coopstreams.state.database.FEW", few
     )  # 0: an iterator for each key group, as for many rows
     if first is not None and last is not None:
         first, last = min(first, last), max(first, last)
@@ -139,9 +139,7 @@ def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize(
-    ("few", "asked"), [(engine_stores.FEW, (b"010", b"011")), (0, (None, None))]
-)
+@pytest.mark.parametrize(("few", "asked"), [(FEW, (b"010", b"011")), (0, (None, None))])
 def test_of_rows_with_large_values_only_the_next_are_in_memory(
     few: int,
     asked: tuple[bytes | None, bytes | None],
@@ -151,7 +149,7 @@ def test_of_rows_with_large_values_only_the_next_are_in_memory(
     """Few rows of a megabyte were read and sorted, all of them, and others a thousand
     at a time.
     """
-    monkeypatch.setattr(engine_stores, "FEW", few)
+    monkeypatch.setattr("coopstreams.state.database.FEW", few)
     database, large = Database(Rocks(tmp_path), [SPEC]), 1 << 18
     keys = [b"%03d" % number for number in range(100)]
     rows = [

@@ -19,11 +19,10 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.call_order import ahead_of_calls, keys_suffice
-from coopstreams.topology.compile.code import Code, Compiled
 from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import BoundProgram, Program
+from coopstreams.topology.compile.program import BoundProgram, Code, Compiled, Program
 from coopstreams.topology.compile.timestamps import timestamp_column
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import (
@@ -45,11 +44,7 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
-    call_operators,
-    choosing,
-    expiring,
     foreign_key_joins,
-    global_joins,
     grace_joins,
     native_folds,
     processor_operators,
@@ -70,16 +65,13 @@ from coopstreams.topology.stores import StoreSpec, TableStore
 
 OPERATORS = {
     **stateless.OPERATORS,
-    **choosing.OPERATORS,
     **processor_operators.OPERATORS,
-    **call_operators.OPERATORS,
     **tables.OPERATORS,
     **aggregates.OPERATORS,
     **suppressing.OPERATORS,
     **table_joins.OPERATORS,
     **grace_joins.OPERATORS,
     **foreign_key_joins.OPERATORS,
-    **global_joins.OPERATORS,
     **stream_stream_join.OPERATORS,
 }
 
@@ -128,7 +120,7 @@ def compile_subtopology(
     first = ahead_of_calls(subtopology)
     ahead = None
     if first is not None:
-        before = _Compilation(f"{title} ahead", first, call_operators.AHEAD)
+        before = _Compilation(f"{title} ahead", first, processor_operators.AHEAD)
         ahead = Program(first, (), {}, cache(before.compiled))
     return Program(
         subtopology,
@@ -217,8 +209,8 @@ class _Compilation:
 
 def _text(compiler: Compiler, subtopology: SubTopology) -> str:
     """Return the source of a sub-topology."""
-    for node, store in expiring.expiring(compiler):
-        expiring.expire(compiler, node, store)
+    for node, store in tables.tables_that_expire(compiler):
+        tables.expire_rows(compiler, node, store)
     sources = [node for node in subtopology.nodes if isinstance(node, Source)]
     functions = {source.name: _source_function(compiler, source) for source in sources}
     flushes = _flushes(compiler)
@@ -278,7 +270,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
     function.over_batch = True
     with function.loop(""):
         header = len(function.lines) - 1
-        expiring.expire_first(compiler, function, source)
+        tables.expire_first(compiler, function, source)
         if source.key.check_key is not None and not source.internal:
             check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):

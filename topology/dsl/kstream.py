@@ -16,7 +16,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.dsl.printed import Destination, Printer
+from coopstreams.topology.dsl.printer import Destination, Printer
 from coopstreams.topology.dsl.repartition import applied, repartition
 from coopstreams.topology.dsl.stream_calls import StreamCalls
 from coopstreams.topology.dsl.stream_joins import StreamJoins

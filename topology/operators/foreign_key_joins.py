@@ -30,7 +30,7 @@ from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import RowVariables, look_up
-from coopstreams.topology.operators.versioned import drop_the_past
+from coopstreams.topology.operators.tables import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
 

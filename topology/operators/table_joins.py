@@ -25,8 +25,7 @@ from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import RowVariables, joined_value, look_up
-from coopstreams.topology.operators.tables import drop_null_key
-from coopstreams.topology.operators.versioned import drop_the_past
+from coopstreams.topology.operators.tables import drop_null_key, drop_the_past
 from coopstreams.topology.stores import Entry
 
 

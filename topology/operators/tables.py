@@ -1,4 +1,5 @@
-"""Tables: upserts from a topic, and the join of a stream with a table.
+"""Tables: upserts from a topic, versions, rows that expire, and the join of a stream with
+a table, global or not.
 
 A row is an `Entry` of the store's write buffer, found by its key bytes with a
 dictionary look-up, changed in place and marked dirty once. If the record cache holds
@@ -17,12 +18,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from coopstreams.topology.graph.join_nodes import TableTableJoin
-from coopstreams.topology.graph.nodes import Node, StreamTableJoin, TableSource
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, TableTableJoin
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Node,
+    Source,
+    StreamTableJoin,
+    TableSource,
+)
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
-from coopstreams.topology.operators.versioned import versioned_source
+from coopstreams.topology.row_versions import latest_value, put_version
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -118,7 +126,157 @@ def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
     return node.key if isinstance(node, TableTableJoin) else store.row_key or store.key
 
 
+def versioned_source(
+    compiler: Compiler,
+    function: Function,
+    node: TableSource,
+    store: StoreSpec,
+    record: RecordVariables,
+) -> None:
+    """Generate code: a record becomes a version of its row, in the order of timestamps.
+    The record's key is not null.
+
+    A record that is older than the row's latest version changes only the past. It is
+    forwarded as not the latest (`RecordVariables.latest`): streams see it, but
+    aggregations and joins of tables drop it. A record older than the history retention
+    is dropped as late.
+
+    Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
+    """
+    value = function.value(record)
+    key_bytes = function.key_as_bytes(record, store.key, node)
+    now = compiler.stream_time(function, node, record)
+    unit = compiler.unit
+    assert store.past is not None
+    past = unit.store(store.past)
+    latest = function.fresh("latest")
+    oldest = function.fresh("oldest")
+    function.line(f"{oldest} = {now} - {store.history_ms}")
+    compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
+    entry = compiler.entry_of(function, store, key_bytes)
+    if compiler.analysis.wants_old(node):
+        old = function.fresh("old")
+        function.line(
+            f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)"
+        )
+        record = replace(record, old=old)
+    put = unit.constant("put_version", put_version)
+    arguments = f"{entry}, {past}, {key_bytes}, {record.timestamp}, {value}, {oldest}, {store.history_ms}"
+    function.line(f"{latest} = {put}({arguments})")
+    compiler.touch(function, store, key_bytes, entry)
+    compiler.forward(function, node, replace(record, value=value, latest=latest))
+
+
+def drop_the_past(function: Function, node: Node, record: RecordVariables) -> None:
+    """Generate code: a record that changes only the past of its row is dropped; the
+    operator uses the latest rows.
+    """
+    if record.latest is not None:
+        function.drop_if(f"not {record.latest}", node, "not-the-latest")
+
+
+def tables_that_expire(compiler: Compiler) -> list[tuple[Node, StoreSpec]]:
+    """Return the tables whose rows expire, with their stores."""
+    return [
+        (node, node.store)
+        for node in compiler.analysis.nodes
+        if isinstance(node, TableSource | Aggregate | CogroupMerge)
+        and not (
+            isinstance(node, Aggregate) and node.cogrouped
+        )  # its `CogroupMerge` forwards for it
+        and node.store is not None
+        and node.store.ttl_ms is not None
+    ]
+
+
+def expire_rows(compiler: Compiler, node: Node, store: StoreSpec) -> None:
+    """Generate the function that deletes the rows of a table that have expired, and
+    forwards the deletions.
+
+    A table deletes a row when stream time has passed its timestamp by the time to live.
+    The stream time is that of the partitions that feed the table, advanced by all their
+    records, even those filtered out before the table: it is stored with each position,
+    so a row expires at the same record after a restart. The deletion has the timestamp
+    at which the row expired, and no headers.
+
+    Invariant: between two records of a key, its row expires at the same place for any
+    number of key ranges. Turned down: operator times (behind a filter they are unknown
+    after a restart), and deleting a row at a look-up (nodes below the table would get
+    the deletion late or never).
+    """
+    unit = compiler.unit
+    name = compiler.unit.store(store)
+    unit.expiring[name] = compiler.analysis.topics(node)
+    due = unit.function(f"{name}_due")
+    due.parameters = ("stream_time",)
+    if compiler.caches(node) or not compiler.analysis.edges(node):
+        due.line(f"{name}.expired(stream_time)")
+        return
+    emit = unit.function(f"{name}_emit")
+    emit.parameters = ("key_bytes", "old", "timestamp", "stream_time")
+    emit.line("value = None")
+    compiler.remember(emit, store, "old")
+    old = "old" if compiler.analysis.wants_old(node) else None
+    record = RecordVariables(
+        node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old
+    )
+    compiler.forward(emit, node, record)
+    with due.loop(
+        f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"
+    ):
+        due.line(
+            f"process.under_headers(None, lambda: {emit.name}(key_bytes, old, timestamp, stream_time))"
+        )
+
+
+def expire_first(compiler: Compiler, function: Function, source: Source) -> None:
+    """Generate code: before a record enters any operator, the rows that it makes due
+    are deleted.
+    """
+    for name, topics in compiler.unit.expiring.items():
+        if not set(topics).isdisjoint(source.topics):
+            function.line(f"if stream_time >= {name}.due_ms: {name}_due(stream_time)")
+
+
+def stream_global_join(
+    compiler: Compiler,
+    function: Function,
+    node: StreamGlobalJoin,
+    record: RecordVariables,
+) -> None:
+    """Generate the join of a record with the current row of the mapped key; the output
+    keeps the record's timestamp.
+    """
+    value = function.value(record)
+    function.drop_if(f"{value} is None", node, "null-value")
+    unit = compiler.unit
+    key = function.fresh("mapped")
+    name = compiler.unit.store(node.store)
+    row = function.fresh("row")
+    named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
+    encode = unit.constant("encode_key", node.store.key.for_keys().serialize)
+    with function.guard("processing", node.name):
+        function.line(f"{key} = {named}")
+        function.line(
+            f"{row} = None if {key} is None else load_{name}({encode}({key})).value"
+        )
+    if not node.left:
+        function.drop_if(f"{key} is None", node, "null-key")
+        function.skip_if(f"{row} is None")
+    call = compiler.call_of(
+        function,
+        "joiner",
+        node.joiner,
+        record,
+        ("key", "value", row) if node.with_key else ("value", row),
+    )
+    compiler.forward(
+        function, node, record.with_value(function.guarded("value", call, node))
+    )
+
+
 OPERATORS: Mapping[type[Node], Operator] = {
     TableSource: table_source,
     StreamTableJoin: stream_table_join,
+    StreamGlobalJoin: stream_global_join,
 }
