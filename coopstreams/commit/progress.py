@@ -484,7 +484,7 @@ class Progress:
 
     def durable(self, partition: TopicPartition) -> int:
         """Return the lowest committed position of the task: its lag is measured from
-        there. Any thread.
+        there.
         """
         return min(segment.position for segment in self._sources[partition].durable)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,8 +25,6 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from coopstreams.status.model import DropCount, LetterCount, TopicCount, Totals
-from coopstreams.status.reasons import HEALTH_CODES, HealthCode
 from coopstreams.topology.task_id import TaskId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -135,6 +134,43 @@ class _Family(Generic[M]):
             # nobody keeps it that way.
             self._metric.remove(*(str(label) for label in labels))
             self._series.pop(labels, None)
+
+
+class TopicCount(msgspec.Struct, frozen=True):
+    """Records of a topic in a sub-topology."""
+
+    subtopology: str
+    topic: str
+    records: int
+
+
+class DropCount(msgspec.Struct, frozen=True):
+    """Records that a node of a sub-topology left out for one reason."""
+
+    subtopology: str
+    node: str
+    reason: str
+    records: int
+
+
+class LetterCount(msgspec.Struct, frozen=True):
+    """Records of a sub-topology that went to the dead-letter topic."""
+
+    subtopology: str
+    records: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Of the process since it started: counters of `/metrics`, over its threads."""
+
+    commits: int = 0
+    commit_seconds: float = 0.0
+    aborts: int = 0
+    failed_stream_threads: int = 0
+    consumed: tuple[TopicCount, ...] = ()
+    produced: tuple[TopicCount, ...] = ()
+    dropped: tuple[DropCount, ...] = ()
+    dead_letters: tuple[LetterCount, ...] = ()
 
 
 class Metrics:
@@ -413,12 +449,10 @@ class Metrics:
         for state in {*TASK_STATES, *counts}:
             self._tasks.of(state).set(counts.get(state, 0))
 
-    def health(self, codes: Mapping[HealthCode, int]) -> None:
-        """Set how many reasons of each code there are; codes that are not named have
-        none.
-        """
-        for code in HEALTH_CODES:
-            self._reasons.of(code).set(codes.get(code, 0))
+    def health(self, codes: Mapping[str, int]) -> None:
+        """Set how many reasons of each code there are."""
+        for code, reasons in codes.items():
+            self._reasons.of(code).set(reasons)
 
     def task_closed(self, task: TaskId) -> None:
         """Remove the gauges of a task that moved to another instance, or whose range

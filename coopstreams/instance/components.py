@@ -26,7 +26,7 @@ from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
-from coopstreams.instance.task_registry import TaskRegistry
+from coopstreams.instance.task_registry import Standing
 from coopstreams.instance.twins import twins
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.kafka.native import native_tables
@@ -40,7 +40,6 @@ from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
-from coopstreams.query.misplaced_topics import Misplaced, Placing
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
@@ -52,6 +51,7 @@ from coopstreams.tasks.failure_handlers import (
     may_drop,
 )
 from coopstreams.tasks.lifecycle import RestoreListener
+from coopstreams.tasks.misplaced_topics import Misplaced, Placing
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
@@ -504,8 +504,7 @@ class Components:
 
     def watcher(
         self,
-        registry: TaskRegistry,
-        tasks: dict[TaskId, Task],
+        standing: Callable[[], Standing],
         emit: Callable[[Event], None],
         paused: Callable[[], bool],
         all_read: Callable[[TopicPartition, int], bool],
@@ -521,26 +520,29 @@ class Components:
             self.config.commit_interval_s
             + max(0, self.config["max.task.idle.ms"]) / 1000
         )
-        # The replicas are asked over the connections that the opener has already: so
-        # they are known in an outage, too.
-        looked_at = (
+        return Watcher(
             self.watching,
+            # The replicas are asked over the connections that the opener has already:
+            # so they are known in an outage, too.
             self.log.silent_replicas,
             self.metrics,
             self.tallies,
             self.sayings,
-            registry,
-            tasks,
-        )
-        looks = (
+            standing,
+            self.purged(),
+            purge_every_s,
+            rests_s,
+            emit,
+            self.changelog,
+            self.globals.topic_ids,
             self.restrictions.look,
             lambda: grown(
                 self.topology, self.topics.partitions, self.watching.partitions()
             ),
-        )
-        asked = emit, self.changelog, self.globals.topic_ids, *looks, paused, all_read
-        return Watcher(
-            *looked_at, self.purged(), purge_every_s, rests_s, *asked, sure, self.host
+            paused,
+            all_read,
+            sure,
+            self.host,
         )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:

@@ -22,12 +22,17 @@ from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
-from coopstreams.instance.excuses import excuse, wait_of
 from coopstreams.instance.leftovers import Leftovers
 from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
-from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
-from coopstreams.instance.watcher import SLOW_S
+from coopstreams.instance.task_registry import (
+    Action,
+    Do,
+    Standing,
+    State,
+    TaskRegistry,
+)
+from coopstreams.status.detector import StallDetector
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
     Aborted,
@@ -48,10 +53,8 @@ from coopstreams.tasks.lifecycle import (
     StreamsState,
     StreamThreadExceptionResponse,
 )
-from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 
@@ -83,10 +86,12 @@ class Instance:
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
         self._leftovers = Leftovers(components.databases, self.registry)
-        self.tasks: dict[TaskId, Task] = {}
+        self._tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._opened: dict[TaskId, Incarnation] = {}
         self._assigned: Assigned | None = None
+        self.standing = Standing()
+        """What other threads read of this instance: replaced as a whole."""
         self._stop = self._host.signal()
         self.begun = False
         """Whether the instance has asked, or is about to ask, to join the group: then
@@ -134,15 +139,13 @@ class Instance:
         self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
         watched = (
-            self.registry,
-            self.tasks,
+            lambda: self.standing,
             self._tell,
             lambda: self.paused,
             self._dispatcher.all_read,
             self.member.sure,
         )
         self._watcher = components.watcher(*watched)
-        self.stall_detector = self._watcher.stall_detector
 
     def run(self) -> None:
         """Run as a member of the group until `stop`; then drain, commit, leave.
@@ -250,45 +253,39 @@ class Instance:
     def _runs(self) -> bool:
         return self.begun and not self._stop.is_set()
 
-    def doubts(self) -> list[str]:
-        """Return a sentence for each error that is held until the group has confirmed
-        this member. Any thread.
-        """
-        return [
-            f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held
-        ]
-
-    def resting(self) -> list[str]:
-        """Return a sentence for each stream thread that rests because its predecessor
-        has died. Any thread.
-        """
-        now = self._host.now()
-        return [
-            f"stream thread {number} has died and is replaced in {until - now:.1f} s: {why}"
-            for number, (until, why) in list(self._resting.items())
-            if until > now
-        ]
+    @property
+    def stalls(self) -> StallDetector:
+        """What the watcher has found about tasks that stand still."""
+        return self._watcher.stalls
 
     @property
-    def assigned(self) -> Assigned | None:
-        """The last assignment: all tasks of the group and their owners. None before the
-        first.
-        """
-        return self._assigned
-
-    @property
-    def waits(self) -> str:
-        """Why the group gives this process no tasks now; empty: it gives it its share."""
-        return "" if self._assigned is None else self._assigned.waits
+    def reader(self) -> Dispatcher:
+        """The reader, which says where it is."""
+        return self._dispatcher
 
     def _why_none_dealt(self) -> str:
-        """Return why share threads take no records now; empty: they do. Any thread."""
+        """Return why share threads take no records now; empty: they do."""
         if self.paused:
             return "processing is paused"
+        standing = self.standing
         return (
             "the group has not taken this process in yet"
-            if self._assigned is None
-            else self.waits
+            if standing.assigned is None
+            else standing.waits
+        )
+
+    def _publish(self) -> None:
+        """Tell other threads how things stand."""
+        self.standing = Standing(
+            self._assigned,
+            dict(self.registry.states),
+            dict(self._tasks),
+            dict(self._homes),
+            tuple(
+                f"{held.failure.where}: {held.failure.error}"
+                for held in self._doubts.held
+            ),
+            dict(self._resting),
         )
 
     def _turn(self) -> Failed | None:
@@ -306,7 +303,9 @@ class Instance:
                 )
                 block = False
                 failure = self._handle(event)
-                if failure is not None and not self._doubtful(failure):
+                doubtful = failure is not None and self._doubtful(failure)
+                self._publish()
+                if failure is not None and not doubtful:
                     return failure
                 settled = self._settled()
                 self.lifecycle.to(
@@ -367,6 +366,7 @@ class Instance:
         replaced.
         """
         counts, void = self._doubts.settle(self.member.confirmed)
+        self._publish()
         for failure in void:
             log.warning(
                 "%s: ignored, because the tasks of this error belong to another process by now",
@@ -454,7 +454,7 @@ class Instance:
                     CoopStreamsError
                 ) as error:  # an operator reads rows when it begins, as `suppress` does
                     return Failed(error, f"task {incarnation.id}")
-            case Closed(task) if self.tasks.get(task.id) is task:
+            case Closed(task) if self._tasks.get(task.id) is task:
                 self._do(self.registry.closed(task.id))
                 self._forget(
                     [task]
@@ -462,7 +462,7 @@ class Instance:
             case Aborted(tasks, held=held):
                 if held is not None:
                     self.opener.hold(held)
-                mine = [task for task in tasks if self.tasks.get(task.id) is task]
+                mine = [task for task in tasks if self._tasks.get(task.id) is task]
                 self._forget(mine)
                 self._subscription.hurry()
                 self._do(self.registry.aborted([task.id for task in mine]))
@@ -503,7 +503,7 @@ class Instance:
         """Log when this process gets no tasks any more, with the reason, or gets tasks
         again.
         """
-        waited = self.waits
+        waited = self.standing.waits
         if waits and not waited:
             log.warning(
                 "this process gets no tasks: %s. If it is no new version of the same program, give it an "
@@ -528,7 +528,7 @@ class Instance:
         return (
             self._assigned is not None
             and self._assigned.epoch == self._doubts.epoch
-            and not self.waits
+            and not self._assigned.waits
         )
 
     def _replace(self, failure: Failed) -> None:
@@ -549,7 +549,7 @@ class Instance:
             exc_info=failure.error,
         )
         dead = self._threads.replace(failure.thread, rests_s)
-        tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
+        tasks = [task for id_, task in self._tasks.items() if self._homes[id_] is dead]
         for task in tasks:
             # the dead thread has not discarded a task that had not reached it
             task.discard()
@@ -578,6 +578,8 @@ class Instance:
         closing: dict[StreamThread, list[Task]] = {}
         dirty = False
         released: list[TaskId] = []
+        # First: a query must not take a task for open that is about to be closed.
+        self._publish()
         for action in actions:
             match action.do:
                 case Do.OPEN:
@@ -594,7 +596,7 @@ class Instance:
                     self.components.metrics.task_closed(action.task)
                 case Do.CLOSE | Do.CLOSE_DIRTY:
                     dirty = action.do is Do.CLOSE_DIRTY
-                    task = self.tasks[action.task]
+                    task = self._tasks[action.task]
                     self._dispatcher.close(task)
                     closing.setdefault(self._homes[action.task], []).append(task)
                 case Do.RELEASE:
@@ -611,70 +613,11 @@ class Instance:
     def _start(self, incarnation: Incarnation) -> None:
         home = self._threads.home(incarnation.id, self._homes)
         task = self.components.task(incarnation, home.committer)
-        self.tasks[task.id] = task
+        self._tasks[task.id] = task
         self._homes[task.id] = home
         home.open(task)
         self._dispatcher.open(task, home)
         log.info("task %s runs on thread %d", task.id, home.number)
-
-    def waiting_for(self, task: TaskId) -> str:
-        """Return why the stream thread of a task waits, as the end of a sentence;
-        empty: it does not. Any thread.
-        """
-        if why := self._dispatcher.asking_for:
-            return f"; {why}"
-        home = self._homes.get(task)
-        if home is not None and (running := self._running(home)):
-            return running
-        return wait_of(home, self.tasks.get(task), self._host.now())
-
-    def function_of(self, task: TaskId) -> str:
-        """Return which function keeps the thread of a task, or of the reader, for less
-        than `max.poll.interval.ms`, as the end of a sentence; empty: none does. Any
-        thread.
-        """
-        limit = self.components.config["max.poll.interval.ms"] / 1000
-        if self._dispatcher.asking_s > 0:
-            return self.waiting_for(task) if self._dispatcher.asking_s < limit else ""
-        home = self._homes.get(task)
-        if home is None or self._host.now() - home.moved_at > limit:
-            return ""
-        running = self._running(home)
-        return running and f"{running}; max.poll.interval.ms allows {limit:g} s"
-
-    def _running(self, home: StreamThread) -> str:
-        """Return which function a thread runs, and for how long, as the end of a
-        sentence; empty: it runs none.
-        """
-        seconds = self._host.now() - home.moved_at
-        if home.committer.asking.asked_at is not None or seconds < SLOW_S:
-            return ""
-        nodes = self.components.topology.nodes
-        if not (function := running_function(home.ident, nodes)):
-            return ""
-        return f"; its thread has run {function} for {seconds:.0f} s"
-
-    def excuse(self, task: TaskId) -> str:
-        """Return why a restart would not move a task that stands still; empty: it may.
-        Any thread.
-        """
-        stuck = self._dispatcher.asking_for
-        answers = self.member.sure(self.member.epoch)
-        homes = self._homes.copy()
-        now = self._host.now()
-        return (
-            ""
-            if stuck
-            else excuse(
-                task, self.tasks.get(task), homes, answers, self.stall_detector, now
-            )
-        )
-
-    def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or records
-        alone move time. Any thread.
-        """
-        return self._dispatcher.silent_s(source)
 
     def _known_threads(self, cluster: Cluster) -> list[int]:
         """Return the numbers of the stream threads whose transactional ids all members
@@ -693,7 +636,9 @@ class Instance:
     def _forget(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
             self._dispatcher.close(task)
-            del self.tasks[task.id], self._homes[task.id]
+            del self._tasks[task.id], self._homes[task.id]
+            # First: a view must not be opened in a database that is about to be closed.
+            self._publish()
             self.components.closed(task)
 
     def _alive(self) -> bool:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from msgspec import structs
 
 from coopstreams.group.active_version import short
 from coopstreams.instance.instance import Instance
-from coopstreams.instance.task_registry import State
+from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
@@ -33,19 +33,10 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
-from coopstreams.status.model import (
-    Calls,
-    DownloadStatus,
-    InstanceStatus,
-    RestoreStatus,
-    SourceStatus,
-    TaskStatus,
-    drops,
-    hot_groups,
-)
-from coopstreams.status.reasons import Health, HealthCode, Reason
+from coopstreams.status.model import InstanceStatus
+from coopstreams.status.reasons import Health, Seen, health
+from coopstreams.tasks.figures import DownloadStatus, RestoreStatus, TaskStatus
 from coopstreams.tasks.lifecycle import ENDING
-from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
@@ -142,7 +133,7 @@ class Serving:
         """Return the owners of all tasks by the last assignment."""
         if self._forked:
             return replace(self._placement[1], waits=self._forked)
-        assigned = self._instance.assigned
+        assigned = self._instance.standing.assigned
         if assigned is not None and self._placement[0] is not assigned:
             # In another version of the topology the same task ids mean other tasks.
             members = assigned.cluster.members
@@ -170,13 +161,14 @@ class Serving:
         is none.
         """
         subtopology = self.stores()[store].subtopology
-        for task, state in list(self._instance.registry.states.items()):
+        standing = self._instance.standing
+        for task, state in standing.states.items():
             if (
                 task.subtopology == subtopology
                 and task.partition == partition
                 and hash_ in task.key_range
             ):
-                return self._open(store, task, state)
+                return self._open(store, task, state, standing)
         return NotOpen(
             f"this instance has no task for partition {partition} and key hash {hash_}"
         )
@@ -184,9 +176,10 @@ class Serving:
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that has a part of a store."""
         subtopology = self.stores()[store].subtopology
+        standing = self._instance.standing
         return [
-            self._open(store, task, state)
-            for task, state in list(self._instance.registry.states.items())
+            self._open(store, task, state, standing)
+            for task, state in standing.states.items()
             if task.subtopology == subtopology
         ]
 
@@ -206,107 +199,60 @@ class Serving:
 
     def health(self) -> Health:
         """Return whether the instance is live and ready, with the reasons if not."""
-        now = self._components.host.now()
-        paused = {
-            task: why
-            for task, running in list(self._instance.tasks.items())
-            if running.calls is not None and (why := running.calls.pauses)
-        }
-        slow: list[Reason] = []
-        reasons: list[Reason] = []
-        excused = set[TaskId]()
-        for task, message in self._instance.stall_detector.stalled(now).items():
-            if task in paused:
-                continue  # a new process could not make their calls either
-            if function := self._instance.function_of(task):
-                slow.append(Reason("slow-function", message + function, str(task)))
-                excused.add(task)
-                continue
-            message += self._instance.waiting_for(task)
-            if excuse := self._instance.excuse(task):
-                slow.append(Reason("slow", f"{message}; {excuse}", str(task)))
-                excused.add(task)
-            else:
-                reasons.append(Reason("no-progress", message, str(task)))
-        stalled, dealt = self._instance.share.reasons()
-        reasons += stalled
-        live = not reasons
-        slow += [
-            Reason("slow", message + self._instance.waiting_for(task), str(task))
-            for task, message in self._instance.stall_detector.slow(now).items()
-            if task not in paused and task not in excused
-        ]
-        slow += [
-            Reason("calls-pause", f"task {task}: {why}", str(task))
-            for task, why in paused.items()
-        ]
-        slow += [
-            Reason("partitioner", message)
-            for message in self._components.misplaced.topics.values()
-        ]
-        slow += [
-            Reason("records-dropped", message)
-            for message in self._components.tallies.losses.known
-        ]
-        if self._instance.paused:
-            slow.append(
-                Reason(
-                    "paused",
-                    "processing is paused until it is resumed; tasks are kept, queries answered",
-                )
-            )
-        sure = not self._forked and self._instance.member.sure(
-            self._instance.member.epoch
-        )
-        if self._instance.assigned is None or not sure:
-            reasons.append(Reason("not-a-member", self._silence()))
-        reasons += [
-            Reason("asking-the-group", message) for message in self._instance.doubts()
-        ]
-        if (assigned := self._instance.assigned) is not None:
-            reasons += [
-                Reason("same-process-id", twin)
-                for twin in self._components.twins(assigned.cluster)
-            ]
-        if self._instance.waits:
-            reasons.append(Reason("another-version", self._instance.waits))
-        reasons += [
-            Reason("changelog-made-anew", message, str(task))
-            for task, message in self._instance.stall_detector.made_anew.items()
-        ]
-        reasons += [
-            Reason("more-partitions", message)
-            for message in self._instance.stall_detector.grown.values()
-        ]
-        reasons += [Reason("resting", message) for message in self._instance.resting()]
-        if trouble := self._components.follower.trouble:
-            reasons.append(Reason("unreadable-commit", trouble))
-        reasons += [
-            Reason(code, self._why(task, state), str(task))
-            for task, state in list(self._instance.registry.states.items())
-            if (code := _code_of(state)) is not None
-        ]
-        ready = not reasons and (
-            self._instance.paused or not self._instance.share.waiting
-        )
-        return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
+        return health(self.seen())
 
-    def _not_shared(self) -> list[Reason]:
-        assigned = self._instance.assigned
-        restrictions = self._components.restrictions
-        ranges = self._components.config["ranges.per.partition"]
-        return [
-            Reason("not-shared", message)
-            for message in (
-                ()
-                if assigned is None
-                else restrictions.reasons(assigned.cluster, ranges)
-            )
-        ]
+    def seen(self) -> Seen:
+        """Return what health looks at."""
+        instance = self._instance
+        made = self._components
+        now = made.host.now()
+        standing = instance.standing
+        assigned = standing.assigned
+        ranges = made.config["ranges.per.partition"]
+        member = instance.member
+        return Seen(
+            now=now,
+            paused=instance.paused,
+            states={task: state.value for task, state in standing.states.items()},
+            opening={
+                task: self._why(task, state)
+                for task, state in standing.states.items()
+                if state is State.OPENING
+            },
+            calls={
+                id_: calls
+                for id_, task in standing.tasks.items()
+                if (calls := task.figures.calls) is not None
+            },
+            homes=standing.homes,
+            stalls=instance.stalls,
+            nodes=made.topology.nodes,
+            limit_s=made.config["max.poll.interval.ms"] / 1000,
+            reader_s=instance.reader.asking_s,
+            reader=instance.reader.asking_for,
+            shares=instance.share.figures(),
+            sure=not self._forked and member.sure(member.epoch),
+            member=assigned is not None,
+            silence=self._silence(),
+            doubts=standing.doubts,
+            twins=() if assigned is None else tuple(made.twins(assigned.cluster)),
+            version=standing.waits,
+            resting=tuple(
+                f"stream thread {number} has died and is replaced in {until - now:.1f} s: {why}"
+                for number, (until, why) in standing.resting.items()
+                if until > now
+            ),
+            unreadable=made.follower.trouble,
+            misplaced=tuple(made.misplaced.topics.values()),
+            lost=made.tallies.losses.known,
+            not_shared=()
+            if assigned is None
+            else tuple(made.restrictions.reasons(assigned.cluster, ranges)),
+        )
 
     def status(self) -> InstanceStatus:
         """Return the status of the instance."""
-        states = dict(self._instance.registry.states)
+        standing = self._instance.standing
         health = self.health()
         placement = self.placement()
         version = short(
@@ -316,28 +262,28 @@ class Serving:
         return InstanceStatus(
             id=placement.here,
             url=self._instance.url,
-            state=self._state(states),
+            state=self._state(standing),
             generation=placement.generation,
             uptime_s=round(uptime_s, 1),
             live=health.live,
             ready=health.ready,
             reasons=health.reasons,
-            tasks=tuple(self._task(task, states[task]) for task in sorted(states)),
+            tasks=tuple(self._task(task, standing) for task in sorted(standing.states)),
             details={**self._details, "version": version},
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,
             shares=self._instance.share.status(),
         )
 
-    def _state(self, states: Mapping[TaskId, State]) -> str:
+    def _state(self, standing: Standing) -> str:
         """Return what the instance does, in a word."""
         if self._instance.lifecycle.state in ENDING:
             return self._instance.lifecycle.state.value
-        if self._instance.assigned is None:
+        if standing.assigned is None:
             return "joining"
-        if self._instance.waits and not states:
+        if standing.waits and not standing.states:
             return "waiting"
-        if any(state is not State.RUNNING for state in states.values()):
+        if any(state is not State.RUNNING for state in standing.states.values()):
             return "rebalancing"
         return "paused" if self._instance.paused else "running"
 
@@ -355,9 +301,10 @@ class Serving:
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
+        standing = self._instance.standing
         here = (
-            self._instance.tasks.get(task.id) is task
-            and self._instance.registry.states.get(task.id) is State.RUNNING
+            standing.tasks.get(task.id) is task
+            and standing.states.get(task.id) is State.RUNNING
         )
         return (
             here
@@ -386,11 +333,13 @@ class Serving:
         """Release a database."""
         self._components.databases.leave(task)
 
-    def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
-        task = self._instance.tasks.get(id_)
+    def _open(
+        self, store: str, id_: TaskId, state: State, standing: Standing
+    ) -> OpenView | NotOpen:
+        task = standing.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
             return NotOpen(self._unread(id_, task, state))
-        sample = self._instance.stall_detector.samples.get(id_)
+        sample = self._instance.stalls.samples.get(id_)
         return TaskView(
             self, task, self._specs[store], sample.lag if sample is not None else None
         )
@@ -419,85 +368,34 @@ class Serving:
             return f"task {task} waits for {self._instance.opener.waits_for(task).why}"
         return f"task {task} is {state.value}"
 
-    def _task(self, id_: TaskId, state: State) -> TaskStatus:
-        task = self._instance.tasks.get(id_)
-        sample = self._instance.stall_detector.samples.get(id_)
-        waits = (
-            self._instance.opener.waits_for(id_)
-            if state is State.OPENING
-            else TaskWait("")
+    def _task(self, id_: TaskId, standing: Standing) -> TaskStatus:
+        instance = self._instance
+        host = self._components.host
+        state = standing.states[id_]
+        opening = state is State.OPENING
+        waits = instance.opener.waits_for(id_) if opening else TaskWait("")
+        restore = tuple(
+            RestoreStatus(r.store, r.passed, r.remaining, round(r.rate, 1), r.eta_s)
+            for r in waits.restores
         )
-        waiting: dict[str, Any] = {
-            "restore": tuple(
-                RestoreStatus(r.store, r.passed, r.remaining, round(r.rate, 1), r.eta_s)
-                for r in waits.restores
-            ),
-            "download": tuple(
-                DownloadStatus(
-                    p.store, p.fetched_bytes, p.total_bytes, round(p.rate, 1), p.eta_s
-                )
-                for p in waits.downloads
-            ),
-        }
+        download = tuple(
+            DownloadStatus(
+                p.store, p.fetched_bytes, p.total_bytes, round(p.rate, 1), p.eta_s
+            )
+            for p in waits.downloads
+        )
+        task = standing.tasks.get(id_)
         if task is None:
-            return TaskStatus.of(id_, state.value, **waiting)
-        # Positions as of now; ends as of the watcher's last look, which asks the
-        # brokers.
-        ends = {} if sample is None else sample.ends
-        sources = tuple(
-            self._source(task, source, ends.get(source)) for source in task.sources
-        )
-        status = TaskStatus.of(
-            id_,
-            state.value,
-            sources,
-            epoch=task.progress.author.generation,
-            processed=task.processed,
-            rate=0.0 if sample is None else round(sample.rate, 1),
-            written=dict(task.tally.written),
-            dropped=drops(dropped(task)),
-            dead_letters=task.tally.dead_letters,
-            hot=hot_groups(task.heat.hot()),
-            calls=self._calls(task),
-            **waiting,
-        )
-        if status.stream_time is None:
-            return status
-        behind_ms = self._components.host.wall_ms() - status.stream_time
-        return structs.replace(status, behind_ms=behind_ms)
-
-    def _calls(self, task: Task) -> Calls | None:
-        calls = task.calls
-        if calls is None:
-            return None
-        since = calls.oldest
-        now = self._components.host.now()
-        return Calls(
-            in_flight=calls.under_way,
-            waiting=calls.not_begun,
-            oldest_s=0.0 if since is None else round(max(0.0, now - since), 1),
-            blocked_keys=calls.blocked,
-            retries=task.retries,
-        )
-
-    def _source(
-        self, task: Task, source: TopicPartition, end: int | None
-    ) -> SourceStatus:
-        at = task.progress.durable(source)
-        time = task.progress.stream_time(source)
-        silent_s = self._instance.silent_s(source)
-        known = None if time == NO_STREAM_TIME else time
-        return SourceStatus.of(source, at, at, end, known, silent_s)
-
-
-def _code_of(state: State) -> HealthCode | None:
-    """Return the code of the reason that a task is in this state; None: it runs."""
-    match state:
-        case State.WAITING:
-            return "waiting"
-        case State.OPENING:
-            return "restoring"
-        case State.CLOSING:
-            return "closing"
-        case State.RUNNING:
-            return None
+            status = TaskStatus.of(id_, state.value)
+        else:
+            # Ends as of the watcher's last look, which asks the brokers.
+            sample = instance.stalls.samples.get(id_)
+            status = task.figures.status(
+                state.value,
+                0.0 if sample is None else sample.rate,
+                {} if sample is None else sample.ends,
+                {source: instance.reader.silent_s(source) for source in task.sources},
+                host.now(),
+                host.wall_ms(),
+            )
+        return structs.replace(status, restore=restore, download=download)

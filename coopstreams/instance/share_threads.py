@@ -29,9 +29,8 @@ def share_members(
     threads = [
         _thread(components, number, programs, emit, holds) for number in range(count)
     ]
-    limit_s = components.config["max.poll.interval.ms"] / 1000
     group = share_group(components.application)
-    return ShareMembers(group, threads, limit_s, components.host)
+    return ShareMembers(group, threads, components.host)
 
 
 def _thread(

@@ -15,10 +15,13 @@ predecessor still commits (two writers for one key).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
+from coopstreams.group.holdings import Assigned
+from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.tasks.task import Task
 from coopstreams.topology.task_id import TaskId
 
 
@@ -49,6 +52,30 @@ class Action:
 
     do: Do
     task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the control thread publishes: replaced as a whole after each event.
+
+    Shape: `tasks` are those that run, or are being closed, and `homes` their threads;
+    `resting` has when the successor of each dead stream thread starts (`Host.now`), and
+    the error of the dead one.
+    """
+
+    assigned: Assigned | None = None
+    """The last assignment; None before the first."""
+    states: Mapping[TaskId, State] = field(default_factory=dict)
+    tasks: Mapping[TaskId, Task] = field(default_factory=dict)
+    homes: Mapping[TaskId, StreamThread] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    """Errors that are held until the group has confirmed this member, in words."""
+    resting: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def waits(self) -> str:
+        """Why the group gives this process no tasks; empty: it gives it its share."""
+        return "" if self.assigned is None else self.assigned.waits
 
 
 class TaskRegistry:

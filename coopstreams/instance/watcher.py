@@ -12,7 +12,7 @@ before all instances start anew.
 
 A slow task is reported with its reason, not restarted: after some seconds `/health`
 names what a task waits for, and after half a minute the instance is not live, unless a
-restart could not heal it (`instance.excuses`).
+restart could not heal it (`status.detector`).
 
 Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a
 clock); the `Watcher` collects them.
@@ -25,20 +25,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from coopstreams.commit.positions import made_anew
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.instance.quiet import QuietSources
-from coopstreams.instance.task_registry import State, TaskRegistry
+from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
 from coopstreams.log.precondition import Precondition
 from coopstreams.opening.globals import MADE_ANEW
 from coopstreams.state.checkpoints import NO_TOPIC
+from coopstreams.status.detector import SLOW_S, STALLED_S, StallDetector
 from coopstreams.tasks.events import Event, Failed, PolicyChanged
+from coopstreams.tasks.figures import TaskFigures
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
@@ -61,246 +62,6 @@ MOST_S = 2.0
 COMPARE_EVERY_S = 60.0
 """Time between two comparisons of topic ids and partition counts."""
 
-STALLED_S = 30.0
-"""A task with waiting records that has not moved for this long is stalled.
-
-The limit is higher if a task may rest for longer: until a commit, or for another
-source.
-"""
-SLOW_S = 3.0
-"""A task that waits for this long reports the reason. It stays live: a leader election
-takes longer.
-"""
-
-
-@dataclass(slots=True)
-class LagSample:
-    """The numbers of a task at the last look."""
-
-    committed: dict[TopicPartition, int]
-    ends: dict[TopicPartition, int]
-    processed: int
-    at: float
-    rate: float = 0.0
-    """Records/s, smoothed over the last looks."""
-    moved_at: float = 0.0
-    """The last look at which a position had moved."""
-    committed_at: float = 0.0
-    """The last look at which anything was committed, also above a record that waits for
-    a call.
-    """
-    segments: object = ()
-    """All that is committed, to compare it."""
-    busy_at: float = float("-inf")
-    """The last look at which it had processed records, and had not yet done what was
-    there at the look before.
-    """
-    all_read: Collection[TopicPartition] = ()
-    """The sources of which it has done everything that is committed."""
-
-    @property
-    def lag(self) -> int:
-        """Records between the committed positions and the ends of the sources."""
-        return sum(
-            max(0, self.ends.get(source, position) - position)
-            for source, position in self.committed.items()
-        )
-
-    @property
-    def behind(self) -> dict[TopicPartition, int]:
-        """The sources that have more than is committed here, each with the committed
-        position.
-        """
-        return {
-            source: at
-            for source, at in self.committed.items()
-            if at < self.ends.get(source, at)
-        }
-
-
-@dataclass(slots=True)
-class StallDetector:
-    """The samples of each running task, and the problems they show."""
-
-    stalled_s: float = STALLED_S
-    slow_s: float = SLOW_S
-    samples: dict[TaskId, LagSample] = field(default_factory=dict)
-    _closed: dict[TaskId, LagSample] = field(default_factory=dict)
-    """The last samples of tasks that are opened again: one whose commits fail has made
-    no progress.
-    """
-    unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not report their end, and since when; in the order in
-    which they were last asked.
-    """
-    away_at: float = float("-inf")
-    """The last time at which a leader had not answered for longer than `slow_s`."""
-    quiet: QuietSources = field(default_factory=QuietSources)
-    made_anew: dict[TaskId, str] = field(default_factory=dict)
-    """Running tasks whose changelog was recreated or deleted since their state was
-    restored, in words.
-    """
-    grown: Mapping[str, str] = field(default_factory=dict)
-    """Source topics that have got partitions, which no task reads, in words."""
-
-    def look(
-        self,
-        task: TaskId,
-        now: float,
-        committed: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int],
-        processed: int,
-        *,
-        paused: bool = False,
-        all_read: Collection[TopicPartition] = (),
-        segments: object = (),
-    ) -> LagSample:
-        """Add the numbers of a running task; return its sample. `paused`: no progress
-        is expected.
-
-        `segments`: all that is committed, also above the positions.
-        """
-        sample = LagSample(
-            dict(committed),
-            dict(ends),
-            processed,
-            now,
-            moved_at=now,
-            committed_at=now,
-            segments=segments,
-            all_read=all_read,
-        )
-        before = self.samples.get(task)
-        if before is None and (before := self._closed.pop(task, None)) is not None:
-            before.moved_at += (
-                now - before.at
-            )  # the time in which it was opened again does not count
-            before.committed_at += now - before.at
-        if before is not None and now > before.at:
-            fresh = (processed - before.processed) / (now - before.at)
-            sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
-            if before.committed == sample.committed and before.lag > 0 and not paused:
-                sample.moved_at = before.moved_at
-                if before.segments == segments:
-                    sample.committed_at = before.committed_at
-            behind = any(
-                at < before.ends.get(source, at)
-                for source, at in sample.committed.items()
-            )
-            sample.busy_at = (
-                now if behind and processed != before.processed else before.busy_at
-            )
-        self.samples[task] = sample
-        return sample
-
-    def keep(self, running: set[TaskId], here: set[TaskId]) -> None:
-        """Forget the tasks that are not here any more. Those that do not run, but will,
-        have a stall to go on with.
-        """
-        for task in self.samples.keys() - running:
-            self._closed[task] = self.samples.pop(task)
-        for task in self._closed.keys() - here:
-            del self._closed[task]
-
-    def stalled(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks with waiting records that do not move, each with its
-        positions.
-        """
-        return {
-            task: _where(sample, now)
-            for task, sample in list(self.samples.items())
-            if sample.lag > 0 and now - sample.committed_at > self.stalled_s
-        }
-
-    def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that commit late, or whose brokers do not answer, each with
-        the known reasons.
-        """
-        said = {}
-        for task, sample in list(self.samples.items()):
-            why = [away] if (away := self.away(task, now)) else []
-            waited = now - sample.moved_at
-            if (
-                sample.lag > 0
-                and waited > self.slow_s
-                and now - sample.committed_at <= self.stalled_s
-            ):
-                first = (
-                    " of the first record"
-                    if sample.committed_at > sample.moved_at
-                    else ""
-                )
-                why.append(
-                    f"no commit{first} for {waited:.0f} s with {sample.lag} records waiting"
-                )
-                why += [kept] if (kept := self.kept_back(task)) else []
-            if why:
-                said[task] = ", ".join(why)
-        return said
-
-    def away(self, task: TaskId, now: float) -> str:
-        """Return which brokers of a task's sources do not answer; empty: all do."""
-        sample = self.samples.get(task)
-        sources = () if sample is None else sample.committed
-        return ", ".join(
-            reason for source in sources if (reason := self._brokers_of(source, now))
-        )
-
-    def kept_back(self, task: TaskId) -> str:
-        """Return which sources an open transaction keeps back; empty: the task has
-        records that are committed.
-        """
-        sample = self.samples.get(task)
-        behind = {} if sample is None else sample.behind
-        if (
-            sample is None
-            or not behind
-            or not all(source in sample.all_read for source in behind)
-        ):
-            return ""
-        where = ", ".join(
-            f"{source} from offset {at} on" for source, at in behind.items()
-        )
-        return f"an open transaction keeps back what was written to {where}"
-
-    def any_away(self, now: float) -> str:
-        """Return the source of any task whose leader has not answered for the longest
-        time; empty: all do.
-        """
-        since, source = min(
-            ((at, source) for source, at in list(self.unanswered.items())),
-            default=(now, None),
-        )
-        return "" if source is None else self._leader_of(source, now - since)
-
-    def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
-        """Return which of these tasks has worked on a backlog last, and does move;
-        None: none within `stalled_s`.
-        """
-        at, busy = max(
-            (
-                (sample.busy_at, task)
-                for task in tasks
-                if (sample := self.samples.get(task)) is not None
-                and now - sample.committed_at <= self.stalled_s
-            ),
-            default=(float("-inf"), None),
-        )
-        return busy if now - at <= self.stalled_s else None
-
-    def _leader_of(self, source: TopicPartition, waited: float) -> str:
-        return (
-            f"the leader of {source} has not answered for {waited:.0f} s"
-            if waited > self.slow_s
-            else ""
-        )
-
-    def _brokers_of(self, source: TopicPartition, now: float) -> str:
-        waited = now - self.unanswered.get(source, now)
-        return self._leader_of(source, waited) or self.quiet.why(
-            source, now, self.slow_s
-        )
-
 
 class Watcher:
     """Looks once a second."""
@@ -314,8 +75,7 @@ class Watcher:
         metrics: Metrics,
         tallies: Tallies,
         sayings: Sayings,
-        registry: TaskRegistry,
-        tasks: dict[TaskId, Task],
+        standing: Callable[[], Standing],
         purged: frozenset[str],
         purge_every_s: float,
         rests_s: float,
@@ -336,6 +96,8 @@ class Watcher:
         self.stall_detector = StallDetector(
             max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s)
         )
+        self.stalls = self.stall_detector.published()
+        """What other threads read of it: replaced as a whole."""
         self._ends: dict[TopicPartition, int] = {}
         """The last reported ends of the sources."""
         self._log = cluster
@@ -343,8 +105,7 @@ class Watcher:
         self._metrics = metrics
         self._tallies = tallies
         self._sayings = sayings
-        self._registry = registry
-        self._tasks = tasks
+        self._standing = standing
         self._purged = purged
         self._purge_every_s = purge_every_s
         self._purge_at = self._host.now() + purge_every_s
@@ -395,24 +156,23 @@ class Watcher:
         self._sayings.tick()
         if (changed := self._look_at_policy()) is not None:
             self._emit(changed)
-        tasks = dict(self._tasks)
+        tasks = self._standing().tasks
         asked_at = self._host.now()
         sources = {source for task in tasks.values() for source in task.sources}
         # Before the brokers are asked, which may take long: the samples of slow tasks
         # must not wait.
-        committed = {
-            id_: {source: task.progress.durable(source) for source in task.sources}
-            for id_, task in tasks.items()
-        }
+        figures = {id_: task.figures for id_, task in tasks.items()}
         self._measure(sources)
+        self.stalls = self.stall_detector.published()
         self._look_for_silence(
             {at: self._ends[at] for at in sources if at in self._ends}
         )
         if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
-        self._watch_tasks(tasks, committed, self._ends, asked_at)
+        self._watch_tasks(tasks, figures, self._ends, asked_at)
+        self.stalls = self.stall_detector.published()
         now = self._host.now()
-        states = Counter(state.value for state in dict(self._registry.states).values())
+        states = Counter(state.value for state in self._standing().states.values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
             self._purge_at = now + self._purge_every_s
@@ -424,18 +184,20 @@ class Watcher:
 
     def explained(self, failure: Failed) -> Failed:
         """Return the failure, or its cause if it is an offset of a source that was
-        recreated. Any thread.
+        recreated.
         """
         try:
             if isinstance(failure.error, OffsetOutOfRangeError):
-                self._compare_sources(dict(self._tasks), {})
+                self._compare_sources(self._standing().tasks, {})
         except ConfigError as cause:
             return replace(failure, error=cause)
         except LogError as error:
             log.warning("cannot see whether topics were made anew: %s", error)
         return failure
 
-    def _compare_sources(self, tasks: dict[TaskId, Task], ids: dict[str, str]) -> None:
+    def _compare_sources(
+        self, tasks: Mapping[TaskId, Task], ids: dict[str, str]
+    ) -> None:
         """Look up the ids of the tasks' sources.
 
         Raises:
@@ -457,7 +219,7 @@ class Watcher:
                     raise made_anew(
                         task.progress.author.group,
                         source,
-                        task.progress.durable(source),
+                        task.figures.committed[source],
                     )
 
     def _compare_globals(self, ids: dict[str, str]) -> None:
@@ -477,7 +239,7 @@ class Watcher:
                     )
                 )
 
-    def _compare(self, tasks: dict[TaskId, Task]) -> None:
+    def _compare(self, tasks: Mapping[TaskId, Task]) -> None:
         """Find the tasks whose changelogs were recreated or deleted.
 
         Raises:
@@ -505,6 +267,7 @@ class Watcher:
                 found[id_],
             )
         self.stall_detector.made_anew = found
+        self.stalls = self.stall_detector.published()
 
     def _compare_counts(self) -> None:
         """Find the source topics that have got partitions."""
@@ -512,6 +275,7 @@ class Watcher:
         for topic in found.keys() - self.stall_detector.grown.keys():
             log.error("%s.", found[topic].rstrip("."))
         self.stall_detector.grown = found
+        self.stalls = self.stall_detector.published()
 
     def _id_of(self, topic: str) -> str:
         try:
@@ -556,47 +320,48 @@ class Watcher:
 
     def _watch_tasks(
         self,
-        tasks: dict[TaskId, Task],
-        committed: Mapping[TaskId, Mapping[TopicPartition, int]],
+        tasks: Mapping[TaskId, Task],
+        figures: Mapping[TaskId, TaskFigures],
         ends: Mapping[TopicPartition, int],
         now: float,
     ) -> None:
+        states = self._standing().states
         for id_, task in tasks.items():
-            if self._registry.states.get(id_) is not State.RUNNING:
+            if states.get(id_) is not State.RUNNING:
                 continue
+            said = figures[id_]
+            committed = said.committed
             self.stall_detector.look(
                 id_,
                 now,
-                committed[id_],
-                {source: ends.get(source, at) for source, at in committed[id_].items()},
-                task.processed,
+                committed,
+                {source: ends.get(source, at) for source, at in committed.items()},
+                said.counts.processed,
                 paused=self._paused(),
                 all_read={
                     source
-                    for source, at in committed[id_].items()
+                    for source, at in committed.items()
                     if self._all_read(source, at)
                 },
-                segments=[
-                    task.progress.committed_segments(source) for source in task.sources
-                ],
+                segments=said.segments,
             )
-            for source, at in committed[id_].items():
+            for source, at in committed.items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
-            if task.calls is not None:
-                since = task.calls.oldest
-                oldest_s = 0.0 if since is None else max(0.0, now - since)
+            if (calls := said.calls) is not None:
+                shown = calls.shown
                 self._metrics.calls(
-                    id_, task.calls.under_way, task.calls.not_begun, oldest_s
+                    id_, shown.in_flight, shown.waiting, calls.waited_s(now)
                 )
-            self._tallies.look(task)
+            self._tallies.look(task, said.counts)
         self._tallies.look_for_losses()
-        for gone in tasks.keys() - self._tasks.keys():
+        standing = self._standing()
+        for gone in tasks.keys() - standing.tasks.keys():
             self._metrics.task_closed(
                 gone
             )  # closed during this look, which may have added its series again
-        self.stall_detector.keep(set(tasks), set(self._registry.states.copy()))
+        self.stall_detector.keep(set(tasks), set(standing.states))
 
-    def _purge(self, tasks: dict[TaskId, Task]) -> None:
+    def _purge(self, tasks: Mapping[TaskId, Task]) -> None:
         """Delete the records of repartition topics below the stable offset, for
         partitions whose hash 0 is owned here.
 
@@ -639,11 +404,3 @@ class Watcher:
             lambda: self._sure(task.epoch),
             f"this process is not certainly in the group any more under epoch {task.epoch}",
         )
-
-
-def _where(sample: LagSample, now: float) -> str:
-    places = [
-        f"{source} at offset {at} of {sample.ends[source]}"
-        for source, at in sample.behind.items()
-    ]
-    return f"no progress for {now - sample.committed_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -64,7 +63,7 @@ from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
 from coopstreams.query.web_page import EVENTS, StatusFeed, asset
 from coopstreams.status.model import Paused
-from coopstreams.status.reasons import Health
+from coopstreams.status.reasons import Health, by_code
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
@@ -328,9 +327,7 @@ class QueryApp:
         return _json(msgspec.json.encode(health), 200 if well else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
-        self.gate.metrics.health(
-            Counter(reason.code for reason in self._backend.health().reasons)
-        )
+        self.gate.metrics.health(by_code(self._backend.health().reasons))
         return Response(self.gate.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _request: Request) -> Response:

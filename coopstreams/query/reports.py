@@ -17,11 +17,10 @@ from coopstreams.status.model import (
     Metadata,
     Stores,
     StoreStatus,
-    TaskPlace,
-    TaskStatus,
     UnreachableInstance,
 )
 from coopstreams.status.reasons import Reason
+from coopstreams.tasks.figures import TaskPlace, TaskStatus
 from coopstreams.topology.keys import key_group
 from coopstreams.topology.task_id import TaskId
 

@@ -20,7 +20,7 @@ from coopstreams.topology.schemas import registry_is_away
 
 class DeliveryCalls:
     """The calls of one sub-topology on one share thread, until `cancel`. One thread,
-    except `_ended` and `pauses`.
+    except `_ended`.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class DeliveryCalls:
         self._topics = frozenset(ahead.subtopology.topics)
         self._tell = tell
         self._done: deque[DeliveryCall] = deque()
-        """Calls that have ended since the last `ready`. Any thread may add."""
+        """Calls that have ended since the last `ready`: other threads add them."""
 
     @property
     def retries(self) -> int:
-        """How many calls were made again. Any thread."""
+        """How many calls were made again."""
         return sum(lane.retried for lane in self._lanes.values())
 
     @property
     def pauses(self) -> str:
-        """Why calls are not begun, in words; empty: they are. Any thread."""
+        """Why calls are not begun, in words; empty: they are."""
         return "; ".join(
             f"calls of {name} pause: {why}"
             for name, lane in self._lanes.items()

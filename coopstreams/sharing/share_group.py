@@ -1,5 +1,4 @@
-"""The share threads of an instance: their state, and the reasons why they do not
-progress.
+"""The share threads of an instance, and their state.
 
 One share group deals the records of all sub-topologies with `order="none"`: a topic
 belongs to one sub-topology, so a thread finds the program of a record by its topic. The
@@ -11,22 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from coopstreams.common.host import Host
-from coopstreams.sharing.share_thread import ShareThread
-from coopstreams.sharing.work import SharedWork
-from coopstreams.status.model import ShareStatus, drops
-from coopstreams.status.reasons import HealthCode, Reason
-from coopstreams.tasks.running_functions import running_function
-from coopstreams.tasks.tally import dropped
+from coopstreams.sharing.share_thread import ShareFigures, ShareThread, WorkFigures
+from coopstreams.tasks.figures import Drop, drops
+from coopstreams.topology.graph.nodes import Node
 
 log = logging.getLogger(__name__)
-
-SLOW_S = 3.0
-"""A thread that has records and has finished none for this long reports it."""
-STALLED_S = 30.0
-"""After this long the instance is not live."""
 
 
 def share_group(application: str) -> str:
@@ -34,18 +29,34 @@ def share_group(application: str) -> str:
     return f"{application}-share"
 
 
+class ShareStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A sub-topology whose records a share group deals, on one instance."""
+
+    subtopology: int
+    group: str
+    topics: tuple[str, ...]
+    threads: int
+    waits: Annotated[
+        str, Meta(description="Why no thread takes records; empty: they do.")
+    ]
+    acquired: Annotated[
+        int, Meta(description="Records that are here and not acknowledged.")
+    ] = 0
+    processed: int = 0
+    redelivered: Annotated[
+        int, Meta(description="Records that had been delivered before.")
+    ] = 0
+    written: Mapping[str, int] = {}
+    dropped: tuple[Drop, ...] = ()
+    dead_letters: int = 0
+
+
 class ShareMembers:
     """The share threads of an instance; empty without sub-topologies for them."""
 
-    def __init__(
-        self, group: str, threads: Sequence[ShareThread], limit_s: float, host: Host
-    ) -> None:
-        """`limit_s`: how long a function may take for a record before the instance is
-        not live.
-        """
+    def __init__(self, group: str, threads: Sequence[ShareThread], host: Host) -> None:
         self._group = group
         self._threads = threads
-        self._limit_s = limit_s
         self._host = host
 
     def start(self) -> None:
@@ -66,93 +77,54 @@ class ShareMembers:
                     thread.number,
                 )
 
-    def reasons(self) -> tuple[list[Reason], list[Reason]]:
-        """Return why threads do not take records, or take long; first what makes the
-        instance not live.
-        """
-        stalled: list[Reason] = []
-        others: list[Reason] = []
-        now = self._host.now()
-        for thread in self._threads:
-            name = f"share thread {thread.number}"
-            if thread.waits:
-                others.append(
-                    Reason("share-group", f"{name} takes no records: {thread.waits}")
-                )
-            elif thread.pauses:
-                others.append(Reason("calls-pause", f"{name}: {thread.pauses}"))
-            elif thread.held and (seconds := now - thread.moved_at) > SLOW_S:
-                message = f"{name} has {len(thread.held)} records and has finished none for {seconds:.0f} s"
-                if thread.retrying:
-                    others.append(
-                        Reason(
-                            "slow",
-                            f"{message}: its failure handler has it try again later",
-                        )
-                    )
-                elif thread.flushing:
-                    others.append(
-                        Reason(
-                            "slow",
-                            f"{message}: it waits for the brokers to take its results",
-                        )
-                    )
-                elif function := self._function_of(thread):
-                    code: HealthCode = (
-                        "slow-function" if seconds > STALLED_S else "slow"
-                    )
-                    message += f"; it has run {function}"
-                    past = seconds > self._limit_s
-                    (stalled if past else others).append(
-                        Reason("no-progress" if past else code, message)
-                    )
-                elif seconds > STALLED_S:
-                    stalled.append(Reason("no-progress", message))
-                else:
-                    others.append(Reason("slow", message))
-        return stalled, others
-
-    def _function_of(self, thread: ShareThread) -> str:
-        nodes = [node for work in thread.every for node in work.nodes]
-        return running_function(thread.ident, nodes)
+    def figures(self) -> tuple[ShareFigures, ...]:
+        """Return what each thread says of itself."""
+        return tuple(thread.figures for thread in self._threads)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a thread takes no records."""
-        return any(thread.waits for thread in self._threads)
+    def nodes(self) -> list[Node]:
+        """The nodes of all sub-topologies that the threads work for."""
+        works = [work for thread in self._threads for work in thread.every]
+        return [node for work in works for node in work.nodes]
 
     def status(self) -> tuple[ShareStatus, ...]:
         """Return the state of each sub-topology."""
-        of_each: dict[int, list[tuple[ShareThread, SharedWork]]] = {}
-        for thread in self._threads:
-            for work in thread.every:
-                of_each.setdefault(work.id.subtopology, []).append((thread, work))
+        figures = self.figures()
+        works = [work for thread in figures for work in thread.works]
+        waits = [thread.waits for thread in figures]
+        held = sum((Counter(thread.held) for thread in figures), Counter[str]())
         return tuple(
-            self._status(number, those) for number, those in sorted(of_each.items())
+            _status(
+                self._group,
+                [work for work in works if work.subtopology == number],
+                waits[0] if all(waits) else "",
+                held,
+            )
+            for number in sorted({work.subtopology for work in works})
         )
 
-    def _status(
-        self, number: int, those: Sequence[tuple[ShareThread, SharedWork]]
-    ) -> ShareStatus:
-        works = [work for _, work in those]
-        topics = works[0].topics
-        held = [delivery for thread, _ in those for delivery in list(thread.held)]
-        waits = [thread.waits for thread, _ in those]
-        written: Counter[str] = Counter()
-        left_out: Counter[tuple[str, str]] = Counter()
-        for work in works:
-            written.update(work.tally.written)
-            left_out.update(dropped(work))
-        return ShareStatus(
-            subtopology=number,
-            group=self._group,
-            topics=topics,
-            threads=len(those),
-            waits=waits[0] if all(waits) else "",
-            acquired=sum(topic in topics for topic, _, _ in held),
-            processed=sum(work.processed for work in works),
-            redelivered=sum(work.redelivered for work in works),
-            written=dict(written),
-            dropped=drops(left_out),
-            dead_letters=sum(work.tally.dead_letters for work in works),
-        )
+
+def _status(
+    group: str, works: Sequence[WorkFigures], waits: str, held: Mapping[str, int]
+) -> ShareStatus:
+    """Return the state of a sub-topology, of which each thread does a part."""
+    topics = works[0].topics
+    counts = [work.counts for work in works]
+    written = Counter[str]()
+    dropped = Counter[tuple[str, str]]()
+    for each in counts:
+        written.update(each.written)
+        dropped.update(each.dropped)
+    return ShareStatus(
+        subtopology=works[0].subtopology,
+        group=group,
+        topics=topics,
+        threads=len(works),
+        waits=waits,
+        acquired=sum(held.get(topic, 0) for topic in topics),
+        processed=sum(each.processed for each in counts),
+        redelivered=sum(work.redelivered for work in works),
+        written=dict(written),
+        dropped=drops(dropped),
+        dead_letters=sum(each.dead_letters for each in counts),
+    )

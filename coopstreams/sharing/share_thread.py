@@ -23,8 +23,10 @@ cannot).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from threading import get_ident
@@ -42,6 +44,7 @@ from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.outlasting import InVain
 from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.tally import Counts
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     DeliveryError,
@@ -69,6 +72,39 @@ MOST_DELIVERIES = 5
 """The default of the brokers' `group.share.delivery.count.limit`."""
 MOST_SHOWN = 10
 """The most records that one line of the log names."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFigures:
+    """What a share thread has done for one sub-topology since it started."""
+
+    subtopology: int
+    topics: tuple[str, ...]
+    redelivered: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class ShareFigures:
+    """What a share thread says of itself, all that other threads read of it."""
+
+    number: int
+    waits: str
+    """Why the thread takes no records, in words; empty: it does."""
+    moved_at: float
+    """When the thread last polled, or finished a record (`Host.now`)."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """By topic, the records that it has acquired and not acknowledged."""
+    ident: int | None = None
+    """The id of the thread of Python that runs it; None: it has not started."""
+    pauses: str = ""
+    """Why calls are not begun, in words; empty: they are."""
+    retrying: bool = False
+    """Whether it has failed records to process again."""
+    flushing: bool = False
+    """Whether it waits until the brokers have its results."""
+    works: tuple[WorkFigures, ...] = ()
+    """By sub-topology."""
 
 
 class ShareThread:
@@ -100,23 +136,11 @@ class ShareThread:
         """
         self.number = number
         self.works = {topic: work for work in works for topic in work.topics}
-        self.waits = "it has not joined its share group yet"
-        """Why the thread takes no records, in words; empty: it does. Any thread reads.
-        """
-        self.held: dict[tuple[str, int, int], Delivery] = {}
-        """The records that the thread has acquired and not acknowledged. Any thread
-        reads the number.
-        """
-        self.moved_at = host.now()
-        """When the thread last polled, or finished a record. Any thread reads."""
-        self.ident: int | None = None
-        """The id of the thread of Python that runs this one; None: it has not started.
-        Any thread reads.
-        """
-        self.flushing = False
-        """Whether the thread waits until the brokers have its results. Any thread
-        reads.
-        """
+        self._waits = "it has not joined its share group yet"
+        self._held: dict[tuple[str, int, int], Delivery] = {}
+        """The records that the thread has acquired and not acknowledged."""
+        self._moved_at = host.now()
+        self._ident: int | None = None
         self.every = tuple(works)
         """The work of each sub-topology."""
         self._connect = connect
@@ -148,6 +172,8 @@ class ShareThread:
         self._stopping = False
         self._news = host.signal()
         self._thread = host.thread(self._run, f"share-{number}")
+        self.figures = self._figures()
+        """What other threads read of this one: replaced as a whole."""
 
     def start(self) -> None:
         """Begin to take records."""
@@ -165,22 +191,27 @@ class ShareThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    @property
-    def pauses(self) -> str:
-        """Why calls are not begun, in words; empty: they are. Any thread."""
-        return "; ".join(
-            why
-            for work in self.every
-            if (calls := work.calls) is not None and (why := calls.pauses)
+    def _figures(self, *, flushing: bool = False) -> ShareFigures:
+        pauses = [work.calls.pauses for work in self.every if work.calls is not None]
+        return ShareFigures(
+            number=self.number,
+            waits=self._waits,
+            moved_at=self._moved_at,
+            held=Counter(topic for topic, _, _ in self._held),
+            ident=self._ident,
+            pauses="; ".join(filter(None, pauses)),
+            retrying=bool(self._later),
+            flushing=flushing,
+            works=tuple(
+                WorkFigures(
+                    work.id.subtopology, work.topics, work.redelivered, Counts.of(work)
+                )
+                for work in self.every
+            ),
         )
 
-    @property
-    def retrying(self) -> bool:
-        """Whether the thread has failed records to process again. Any thread."""
-        return bool(self._later)
-
     def _run(self) -> None:
-        self.ident = get_ident()
+        self._ident = get_ident()
         try:
             with ExitStack() as closing:
                 closing.callback(self._writer.close)
@@ -201,14 +232,15 @@ class ShareThread:
             return False
         over = len(self._failed) + len(self._later) + len(self._done)
         return (
-            over == len(self.held)
-            or self._kept_until(next(iter(self.held.values()))) <= self._host.now()
+            over == len(self._held)
+            or self._kept_until(next(iter(self._held.values()))) <= self._host.now()
         )
 
     def _turn(self) -> None:
         if why := self._holds():
             self._leave()
-            self.waits = why
+            self._waits = why
+            self.figures = self._figures()
             self._wait(LOOK_S)
             return
         try:
@@ -218,13 +250,14 @@ class ShareThread:
         except LogError as error:
             if not error.retryable:
                 raise
-            self.waits = f"its share group is joined again: {error}"
+            self._waits = f"its share group is joined again: {error}"
             log.warning(
                 "share thread %d: what it has is delivered again: %s",
                 self.number,
                 error,
             )
             self._leave()
+            self.figures = self._figures()
             self._wait(AGAIN_S)
 
     def _wait(self, seconds: float) -> None:
@@ -247,28 +280,31 @@ class ShareThread:
     def _work(self) -> None:
         """Poll records if none is left, and begin their calls."""
         assert self._client is not None
-        if not self.held:
+        if not self._held:
             began = self._host.now()
             records = self._client.poll(POLL_S)
-            self.moved_at = self._host.now()
-            self.waits = ""
+            self._moved_at = self._host.now()
+            self._waits = ""
             self._take(records, began + self._lock_s)
         elif not self._ready:
             self._wait(self._next_s())
         self._look()
+        # Before the functions of the program, which may take long.
+        self.figures = self._figures()
         self._step()
         if self._acknowledge_at <= self._host.now() or len(self._done) == len(
-            self.held
+            self._held
         ):
             self._acknowledge()
+        self.figures = self._figures()
 
     def _take(self, records: Iterable[AcquiredRecord], until: float) -> None:
         deliveries = [Delivery(record, until) for record in records]
         if not deliveries:
             return
         self._acknowledge_at = self._host.now() + self._acknowledge_every_s
-        self.held = {delivery.place: delivery for delivery in deliveries}
-        self._metrics.acquired(self.number, len(self.held))
+        self._held = {delivery.place: delivery for delivery in deliveries}
+        self._metrics.acquired(self.number, len(self._held))
         for work in self.every:
             if mine := [
                 delivery
@@ -349,10 +385,10 @@ class ShareThread:
             self._undo(error)
             return
         self._done += passed
-        self.moved_at = self._host.now()
+        self._moved_at = self._host.now()
         for delivery, later in again:
             delivery.failures += 1
-            delivery.again_at = self.moved_at + later.pause_s
+            delivery.again_at = self._moved_at + later.pause_s
             self._later.append(delivery)
         if failed is None:
             return
@@ -371,14 +407,12 @@ class ShareThread:
         self._acknowledge_at = self._host.now() + self._acknowledge_every_s
         if not self._done:
             return
-        self.flushing = True
+        self.figures = self._figures(flushing=True)
         try:
             self._writer.flush(self._timeout_s)
         except LogError as error:
             self._undo(error)
             return
-        finally:
-            self.flushing = False
         done = self._done
         self._done = []
         self._answer(done, done=True)
@@ -388,13 +422,13 @@ class ShareThread:
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
         for delivery in deliveries:
-            del self.held[
+            del self._held[
                 delivery.place
             ]  # first: never acknowledge a record again after an error
             self._client.acknowledge(delivery.record, done=done)
         if not done:
             self._say_given_up(deliveries)
-        self._metrics.acquired(self.number, len(self.held))
+        self._metrics.acquired(self.number, len(self._held))
         refused = self._client.commit(ACKNOWLEDGE_S)
         for partition, why in refused.items():
             log.warning(
@@ -473,7 +507,7 @@ class ShareThread:
             for source, those in _by_partition(ended):
                 self._process(source, those)
             self._acknowledge()
-            if left := list(self.held.values()):
+            if left := list(self._held.values()):
                 self._answer(left, done=False)
                 log.info(
                     "share thread %d: %d records are left to other members",
@@ -488,7 +522,7 @@ class ShareThread:
             )
         finally:
             self._client = None
-            self.held = {}
+            self._held = {}
             self._metrics.acquired(self.number, 0)
             self._ready = []
             self._later = []

@@ -25,7 +25,7 @@ from coopstreams.sharing.share_calls import DeliveryCalls
 from coopstreams.tasks.failure_handlers import Answer, FailureHandler
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.tally import Tallies, Tally
+from coopstreams.tasks.tally import Counts, Tallies, Tally
 from coopstreams.tasks.tries import TriedLaterError
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
@@ -58,8 +58,7 @@ class Deliveries:
 
 
 class SharedWork:
-    """One sub-topology on one share thread; used by that thread only, except for its
-    counts.
+    """One sub-topology on one share thread; used by that thread only.
 
     Shape: `id` names the sub-topology in counts; its partition is the number of the
     thread.
@@ -136,7 +135,7 @@ class SharedWork:
 
     @property
     def retries(self) -> int:
-        """How many calls of asynchronous operators were made again. Any thread."""
+        """How many calls of asynchronous operators were made again."""
         calls = self.calls
         return self._retried + (0 if calls is None else calls.retries)
 
@@ -218,7 +217,7 @@ class SharedWork:
 
     def count(self) -> None:
         """Add the work since the last call to the metrics."""
-        self._tallies.look(self)
+        self._tallies.look(self, Counts.of(self))
 
     def _run(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
         self._attempts.at_hand = {

@@ -1,10 +1,36 @@
-"""Why an instance, or a task of it, is not well."""
+"""Why an instance, or a task of it, is not well: the codes, their meanings, the checks.
+
+    what the threads have published (`Seen`) -> each check of `CHECKS` -> reasons -> health
+
+A new reason is a code, its row in `KINDS`, which is also its row of the table in
+`docs/reference/health.md`, and a check that gives its sentence.
+
+Invariant: the code alone decides whether an instance with that reason is live and
+ready.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+
+from coopstreams.sharing.share_thread import ShareFigures
+from coopstreams.status.detector import (
+    SLOW_S,
+    STALLED_S,
+    StallDetector,
+    excuse,
+    wait_of,
+)
+from coopstreams.tasks.figures import CallFigures
+from coopstreams.tasks.running_functions import running_function
+from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.task_id import TaskId
 
 HealthCode: TypeAlias = Literal[
     "no-progress",
@@ -30,10 +56,146 @@ HealthCode: TypeAlias = Literal[
     "unreachable",
 ]
 """The code of a reason: one with another code does not pass the type check."""
+
+
+class Effect(Enum):
+    """What a reason makes of its instance."""
+
+    UNWELL = "not live"
+    NOT_READY = "live, not ready"
+    READY = "live and ready"
+
+
+UNWELL = Effect.UNWELL
+NOT_READY = Effect.NOT_READY
+READY = Effect.READY
+KINDS: Mapping[HealthCode, tuple[Effect, str]] = {
+    "no-progress": (
+        UNWELL,
+        "a task has records waiting and has committed nothing for 30 s (or three times "
+        "`commit.interval.ms` and `max.task.idle.ms`), not even behind a record that waits for a "
+        "[call](../guide/asynchronous.md), and nothing is known that a restart could not heal; the "
+        "message says at which offset",
+    ),
+    "slow": (
+        READY,
+        "a task has records waiting and has not committed the first of them for 3 s (or three times the "
+        "intervals above), or a broker that leads a source, or has an in-sync replica of it, does not "
+        "answer (new records cannot be read then); the message says which, and what its thread waits for."
+        " However long it lasts, it [stays `slow`](../operating/observe.md#what-no-restart-heals) while "
+        "brokers are away, or while the thread works on another task. The process is ready all the same",
+    ),
+    "slow-function": (
+        READY,
+        "a function of the program has run on one record for as long as `no-progress` allows; the message"
+        " says of which operator, at which line, and for how long. Raise `max.poll.interval.ms` above "
+        "what it may take, or make it [asynchronous](../guide/asynchronous.md). After that time it is "
+        "`no-progress`, the process leaves the group, and others go on. It is ready all the same",
+    ),
+    "calls-pause": (
+        READY,
+        "the [circuit breaker](../guide/asynchronous.md) of an asynchronous operator is open; the message"
+        " says of which, which error the last call had, and when the next is tried. The process is ready "
+        "all the same, and has no `slow` or `no-progress` for this task: a new process could not call "
+        "either",
+    ),
+    "share-group": (
+        NOT_READY,
+        "a share thread takes no records; the message says why: it has not joined yet, the brokers do not"
+        " answer or are too old, [the policy](../operating/deploy.md#restrictions) forbids it, or the "
+        "process is of another version. Not ready meanwhile",
+    ),
+    "paused": (
+        READY,
+        "processing is [paused](../guide/running.md#changing-it-while-it-runs). The process is ready all "
+        "the same",
+    ),
+    "not-a-member": (
+        NOT_READY,
+        "not yet in the group (global tables are read first: the message says how far), or it has not "
+        "answered within the session time-out",
+    ),
+    "unreadable-commit": (
+        NOT_READY,
+        "the group's progress has a record that this process cannot read: see the "
+        "[runbook](../operating/runbook.md#health). Its tasks run on, and it opens none",
+    ),
+    "another-version": (
+        NOT_READY,
+        "the process runs another topology than the group, and gets no tasks; the message says what "
+        "differs and when it takes over: see [Upgrade](../operating/upgrade.md#rolling-out-a-new-version)",
+    ),
+    "same-process-id": (
+        NOT_READY,
+        "another member of the group has the same process id, because a [state "
+        "folder](../operating/recover.md#state-folder) was copied: each ends the transactions of the "
+        "other. The message says which member, and the cure",
+    ),
+    "not-shared": (
+        READY,
+        "[a setting](../operating/deploy.md#restrictions) keeps partitions from being split where there "
+        "are more threads than partitions; the message says which. The process is ready all the same, "
+        "also one that has no partition",
+    ),
+    "partitioner": (
+        READY,
+        "a topic has records in other partitions than murmur2 gives their keys, so queries by key ask the"
+        " wrong one; the message says which topic: [Traps](../operating/deploy.md#traps). Seen since the "
+        "process started. It is ready all the same",
+    ),
+    "records-dropped": (
+        READY,
+        "of the records that a sub-topology has processed in the last ten minutes it left out more than 3"
+        " %, and at least 100, at one operator for one reason, such as `late`; the message says how many,"
+        " where, why, and what to do. It is logged as a warning, too, every ten minutes. Results are "
+        "missing; the process is ready all the same",
+    ),
+    "waiting": (
+        NOT_READY,
+        "a task waits for another one here to close",
+    ),
+    "restoring": (
+        NOT_READY,
+        "a task waits for the barrier, for its state, or for the pause after which a failed [record is "
+        "processed again](../guide/errors.md#a-handler-of-your-own); the message says which",
+    ),
+    "closing": (
+        NOT_READY,
+        "a task is being given up",
+    ),
+    "changelog-made-anew": (
+        NOT_READY,
+        "a changelog was deleted while its task runs, and perhaps made again: the task continues with its"
+        " local state until it writes to a topic that is gone; what was in it can no longer be restored: "
+        "[runbook](../operating/runbook.md#topics)",
+    ),
+    "more-partitions": (
+        NOT_READY,
+        "a source or repartition topic has got partitions, and nothing reads their records: "
+        "[Topics](../operating/deploy.md#topics)",
+    ),
+    "asking-the-group": (
+        NOT_READY,
+        "an error, named in the message, is held until the group confirms that this process still is a "
+        "member: after a stop, others may own its tasks by now",
+    ),
+    "resting": (
+        NOT_READY,
+        "a stream thread has died of the error in the message, and its successor waits before it starts, "
+        "longer after each further death",
+    ),
+    "unreachable": (
+        UNWELL,
+        "in `/v1/status` only: an instance that does not answer",
+    ),
+}
+"""What each reason makes of its instance, and what it means, as
+`docs/reference/health.md` has it.
+"""
 HEALTH_CODES: tuple[HealthCode, ...] = tuple(
     code for code in get_args(HealthCode) if code != "unreachable"
 )
-"""The codes that an instance gives itself; each is a series from the start."""
+"""The codes that an instance gives itself; each is a series of the metrics."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -52,3 +214,251 @@ class Health(msgspec.Struct, frozen=True):
     live: bool
     ready: bool
     reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the threads of an instance have published, at one moment (`Host.now`)."""
+
+    now: float
+    paused: bool = False
+    states: Mapping[TaskId, str] = field(default_factory=dict)
+    opening: Mapping[TaskId, str] = field(default_factory=dict)
+    """Why each task that is being opened is not open yet."""
+    calls: Mapping[TaskId, CallFigures] = field(default_factory=dict)
+    """Of the tasks with asynchronous operators."""
+    homes: Mapping[TaskId, StreamThread] = field(default_factory=dict)
+    stalls: StallDetector = field(default_factory=StallDetector)
+    nodes: Iterable[Node] = ()
+    limit_s: float = 300.0
+    """How long a function may run for a record: `max.poll.interval.ms`."""
+    reader_s: float = 0.0
+    """For how long the reader runs functions of the program on one record; 0: none."""
+    reader: str = ""
+    """On which record, in words."""
+    shares: tuple[ShareFigures, ...] = ()
+    sure: bool = True
+    """Whether the group has lately answered this member."""
+    member: bool = True
+    """Whether the group has ever assigned tasks to it."""
+    silence: str = ""
+    """Why it is not a member, in words."""
+    doubts: tuple[str, ...] = ()
+    """Errors that are held until the group has confirmed this member."""
+    twins: tuple[str, ...] = ()
+    version: str = ""
+    """Why the group gives it no tasks; empty: it does."""
+    resting: tuple[str, ...] = ()
+    unreadable: str = ""
+    """The record of the group's progress that cannot be read; empty: none."""
+    misplaced: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Where records are left out."""
+    not_shared: tuple[str, ...] = ()
+
+    @property
+    def paused_calls(self) -> dict[TaskId, str]:
+        """Why tasks begin no calls: a new process could not make them either."""
+        return {task: each.pauses for task, each in self.calls.items() if each.pauses}
+
+    def waiting_for(self, task: TaskId) -> str:
+        """Return why the thread of a task waits, as the end of a sentence; empty: it
+        does not.
+        """
+        if self.reader:
+            return f"; {self.reader}"
+        home = self.homes.get(task)
+        if home is not None and (running := self._running(home)):
+            return running
+        return wait_of(home, self.calls.get(task), self.now)
+
+    def function_of(self, task: TaskId) -> str:
+        """Return which function keeps the thread of a task, or of the reader, for less
+        than it may, as the end of a sentence; empty: none does.
+        """
+        if self.reader:
+            return self.waiting_for(task) if self.reader_s < self.limit_s else ""
+        home = self.homes.get(task)
+        if home is None or self.now - home.moved_at > self.limit_s:
+            return ""
+        running = self._running(home)
+        return running and f"{running}; max.poll.interval.ms allows {self.limit_s:g} s"
+
+    def excuse(self, task: TaskId) -> str:
+        """Return why a restart would not move a stalled task; empty: it may."""
+        if self.reader:
+            return ""
+        calls = self.calls.get(task)
+        return excuse(task, calls, self.homes, self.sure, self.stalls, self.now)
+
+    def _running(self, home: StreamThread) -> str:
+        """Return which function a thread runs, and for how long, as the end of a
+        sentence; empty: it runs none.
+        """
+        seconds = self.now - home.moved_at
+        if home.committer.asking.asked_at is not None or seconds < SLOW_S:
+            return ""
+        function = running_function(home.ident, self.nodes)
+        return function and f"; its thread has run {function} for {seconds:.0f} s"
+
+
+def health(seen: Seen) -> Health:
+    """Return whether an instance is live and ready, with the reasons if not: first
+    those why it is not live, then those why it is not ready.
+    """
+    found = [reason for check in CHECKS for reason in check(seen)]
+    effects = [KINDS[reason.code][0] for reason in found]
+    order = list(Effect)
+    # Share threads of a paused instance take no records, as it is meant.
+    hold = [
+        effect is not READY and not (seen.paused and reason.code == "share-group")
+        for reason, effect in zip(found, effects, strict=True)
+    ]
+    return Health(
+        live=UNWELL not in effects,
+        ready=not any(hold),
+        reasons=tuple(sorted(found, key=lambda one: order.index(KINDS[one.code][0]))),
+    )
+
+
+def by_code(reasons: Iterable[Reason]) -> dict[str, int]:
+    """Return how many reasons have each code, also of codes that none has."""
+    codes = [reason.code for reason in reasons]
+    return {code: codes.count(code) for code in HEALTH_CODES}
+
+
+def _still(seen: Seen) -> Iterator[Reason]:
+    """Tasks with records waiting that commit nothing."""
+    now = seen.now
+    said = seen.paused_calls.keys()
+    excused = set(said)
+    for task, message in seen.stalls.stalled(now).items():
+        if task in said:
+            continue
+        if function := seen.function_of(task):
+            excused.add(task)
+            yield Reason("slow-function", message + function, str(task))
+            continue
+        message += seen.waiting_for(task)
+        if why := seen.excuse(task):
+            excused.add(task)
+            yield Reason("slow", f"{message}; {why}", str(task))
+        else:
+            yield Reason("no-progress", message, str(task))
+    for task, message in seen.stalls.slow(now).items():
+        if task not in excused:
+            yield Reason("slow", message + seen.waiting_for(task), str(task))
+
+
+def _shares(seen: Seen) -> Iterator[Reason]:
+    """Share threads that take no records, or take long."""
+    for thread in seen.shares:
+        name = f"share thread {thread.number}"
+        held = sum(thread.held.values())
+        if thread.waits:
+            yield Reason("share-group", f"{name} takes no records: {thread.waits}")
+        elif thread.pauses:
+            yield Reason("calls-pause", f"{name}: {thread.pauses}")
+        elif held and (seconds := seen.now - thread.moved_at) > SLOW_S:
+            message = (
+                f"{name} has {held} records and has finished none for {seconds:.0f} s"
+            )
+            yield _slow_share(seen, thread, message, seconds)
+
+
+def _slow_share(
+    seen: Seen, thread: ShareFigures, message: str, seconds: float
+) -> Reason:
+    """Return why a share thread has finished no record for so many seconds."""
+    if thread.retrying:
+        message += ": its failure handler has it try again later"
+        return Reason("slow", message)
+    if thread.flushing:
+        message += ": it waits for the brokers to take its results"
+        return Reason("slow", message)
+    if function := running_function(thread.ident, seen.nodes):
+        message += f"; it has run {function}"
+        if seconds > seen.limit_s:
+            return Reason("no-progress", message)
+        return Reason("slow-function" if seconds > STALLED_S else "slow", message)
+    return Reason("no-progress" if seconds > STALLED_S else "slow", message)
+
+
+def _calls(seen: Seen) -> Iterator[Reason]:
+    for task, why in seen.paused_calls.items():
+        yield Reason("calls-pause", f"task {task}: {why}", str(task))
+
+
+def _paused(seen: Seen) -> Iterator[Reason]:
+    if seen.paused:
+        yield Reason(
+            "paused",
+            "processing is paused until it is resumed; tasks are kept, queries answered",
+        )
+
+
+def _member(seen: Seen) -> Iterator[Reason]:
+    if not seen.member or not seen.sure:
+        yield Reason("not-a-member", seen.silence)
+
+
+def _version(seen: Seen) -> Iterator[Reason]:
+    if seen.version:
+        yield Reason("another-version", seen.version)
+
+
+def _unreadable(seen: Seen) -> Iterator[Reason]:
+    if seen.unreadable:
+        yield Reason("unreadable-commit", seen.unreadable)
+
+
+def _made_anew(seen: Seen) -> Iterator[Reason]:
+    for task, message in seen.stalls.made_anew.items():
+        yield Reason("changelog-made-anew", message, str(task))
+
+
+def _not_open(seen: Seen) -> Iterator[Reason]:
+    """Tasks that do not run, by their states."""
+    codes: Mapping[str, HealthCode] = {
+        "waiting": "waiting",
+        "restoring": "restoring",
+        "closing": "closing",
+    }
+    for task, state in seen.states.items():
+        if state in codes:
+            why = seen.opening.get(task)
+            message = f"task {task} is {state}" if why is None else why
+            yield Reason(codes[state], message, str(task))
+
+
+def _said(
+    code: HealthCode, messages: Callable[[Seen], Iterable[str]]
+) -> Callable[[Seen], Iterator[Reason]]:
+    """Return the check for what others have put in words."""
+
+    def check(seen: Seen) -> Iterator[Reason]:
+        for message in messages(seen):
+            yield Reason(code, message)
+
+    return check
+
+
+CHECKS: tuple[Callable[[Seen], Iterator[Reason]], ...] = (
+    _still,
+    _shares,
+    _calls,
+    _said("partitioner", lambda seen: seen.misplaced),
+    _said("records-dropped", lambda seen: seen.lost),
+    _paused,
+    _member,
+    _said("asking-the-group", lambda seen: seen.doubts),
+    _said("same-process-id", lambda seen: seen.twins),
+    _version,
+    _made_anew,
+    _said("more-partitions", lambda seen: seen.stalls.grown.values()),
+    _said("resting", lambda seen: seen.resting),
+    _unreadable,
+    _not_open,
+    _said("not-shared", lambda seen: seen.not_shared),
+)
+"""In the order of their reasons."""

@@ -33,7 +33,7 @@ many.
 
 
 class Heat:
-    """The samples of one task. Its stream thread adds them, any thread reads."""
+    """The samples of one task, on its thread."""
 
     def __init__(self, groups: int) -> None:
         """`groups`: how many key groups the task has."""
@@ -70,11 +70,11 @@ class Heat:
 
     def hot(self) -> tuple[tuple[int, float], ...]:
         """Return the hot key groups and their shares of the records, the largest first."""
-        weights = dict(self._weights)
-        latest = self._latest
+        weights = self._weights
         total = sum(weights.values())
         least = max(
-            total * max(LEAST_SHARE, TIMES_EVEN / self._groups), LEAST_SAMPLES * latest
+            total * max(LEAST_SHARE, TIMES_EVEN / self._groups),
+            LEAST_SAMPLES * self._latest,
         )
         found = sorted(
             (-weight, group) for group, weight in weights.items() if weight >= least

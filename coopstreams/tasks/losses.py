@@ -68,7 +68,7 @@ class Losses:
         self._slices: deque[_Slice] = deque()
         self._said_at: dict[Site, float] = {}
         self.known: tuple[str, ...] = ()
-        """The losses, in words, as of the last `look`. Any thread."""
+        """The losses, in words, as of the last `look`: replaced as a whole."""
 
     def add(
         self,

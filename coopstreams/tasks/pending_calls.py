@@ -62,7 +62,7 @@ _ALL = b""
 
 
 class PendingCalls:
-    """The calls of one task. One thread, except `ended` and what is said to be of any."""
+    """The calls of one task, on its thread; but `ended` is called on others."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class PendingCalls:
         """Called on another thread when calls have ended. A test driver delays them."""
         self._most_held = SPARE_BYTES
         self._done: deque[NodeCall] = deque()
-        """Calls that have ended since the last `look`. Any thread may add."""
+        """Calls that have ended since the last `look`: other threads add them."""
         self._news = host.signal()
         self._told = False
         self.tell: Callable[[], None] = self._news.set
@@ -144,33 +144,33 @@ class PendingCalls:
 
     @property
     def retries(self) -> int:
-        """How many calls were made again. Any thread."""
+        """How many calls were made again."""
         return sum(lane.retried for lane in self._lanes.values())
 
     @property
     def under_way(self) -> int:
         """How many calls are being made, batches counted as one; of an operator at most
-        `max_in_flight`. Any thread.
+        `max_in_flight`.
         """
         return sum(lane.under_way for lane in self._lanes.values())
 
     @property
     def not_begun(self) -> int:
         """How many calls wait for one of their key, or for a place among
-        `max_in_flight`. Any thread.
+        `max_in_flight`.
         """
         return max(0, self._calls - sum(lane.begun for lane in self._lanes.values()))
 
     @property
     def blocked(self) -> int:
         """The number of keys whose records wait behind another of the key; 1 where all
-        are one line. Any thread.
+        are one line.
         """
-        return sum(len(line) > 1 for line in list(self._lines.values()))
+        return sum(len(line) > 1 for line in self._lines.values())
 
     @property
     def pauses(self) -> str:
-        """Why calls are not begun, in words; empty: they are. Any thread."""
+        """Why calls are not begun, in words; empty: they are."""
         return "; ".join(
             f"calls of {name} pause: {why}"
             for name, lane in self._lanes.items()
@@ -179,9 +179,7 @@ class PendingCalls:
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out.
-        Any thread.
-        """
+        """Whether a call is under way that ends, or is made again, within its time-out."""
         return any(lane.within_limits for lane in self._lanes.values())
 
     @property
@@ -192,9 +190,7 @@ class PendingCalls:
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first record waits; None if none does. Units: `Host.now`. Any
-        thread.
-        """
+        """Since when the first record waits; None if none does. Units: `Host.now`."""
         return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:
@@ -503,7 +499,7 @@ class PendingCalls:
         self.told(calls)
 
     def ended(self, calls: Collection[NodeCall]) -> None:
-        """Take in calls that have ended. Any thread."""
+        """Take in calls that have ended, on the thread of the calls."""
         if self._spans is not None:
             self._spans.ended(calls)
         self._done.extend(calls)

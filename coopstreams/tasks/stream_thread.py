@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0
 """How often a resting thread updates `moved_at`."""
+PUBLISHED_S = 0.1
+"""How often a thread publishes the figures of its tasks, at most ..."""
+PUBLISHING_PART = 0.05
+"""... and which part of its time it spends on that, at most: it may have a thousand."""
 IDLE_S = 1.0
 """How often an idle thread updates `moved_at`, at least."""
 FLUSH = (
@@ -174,9 +178,7 @@ class StreamThread:
         self.moved_at = host.now()
         """The last time at which this thread showed that it is alive."""
         self.ident: int | None = None
-        """The id of the thread of Python that runs this one; None: it has not started.
-        Any thread reads.
-        """
+        """The id of the thread of Python that runs this one; None: it has not started."""
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
@@ -208,6 +210,10 @@ class StreamThread:
         """The longest call since the last commit: its seconds, and its name."""
         self._epoch: int | None = None
         """The epoch of the task that was opened last."""
+        self._publish_at = 0.0
+        """The time from which on it publishes the figures of its tasks again."""
+        self._worked = False
+        """Whether its tasks may have other figures than were published."""
         self._rests_s = rests_s
         self._awake = host.signal()
         self._paused = False
@@ -348,7 +354,21 @@ class StreamThread:
             self._commit_if_due()
             if drained := list(self._draining.over()):
                 self._close(drained, clean=True)
+            self._publish_if_due()
         self._commit_or_abort()
+
+    def _publish_if_due(self) -> None:
+        """Publish the figures of the tasks, if they may have changed since the last
+        time and that is not just now.
+        """
+        began = self._host.now()
+        if not self._worked or began < self._publish_at:
+            return
+        self._worked = False
+        for task in self._tasks:
+            task.publish()
+        took_s = self._host.now() - began
+        self._publish_at = began + max(PUBLISHED_S, took_s / PUBLISHING_PART)
 
     def _next_message(self) -> Message | None:
         """Wait for the next message; None: only time has passed."""
@@ -358,9 +378,12 @@ class StreamThread:
                 self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             )
         except Empty:
+            # How long calls pause changes with time alone.
+            self._worked = self._worked or self._calling
             return None
         if not isinstance(message, CommitDue) or self._host.now() < self._due:
             self._wake()
+        self._worked = True
         return message
 
     def _wait_s(self) -> float:
@@ -371,6 +394,8 @@ class StreamThread:
             max(self._due - self.moved_at, self._idle_s if self._idle else 0.0),
             self._draining.next_s(),
         ]
+        if self._worked:
+            waits.append(self._publish_at - self._host.now())
         if not self._paused:
             waits.append(self._idle_s)
             waits += [until - self._host.now() for _, until in self._waiting()]
@@ -434,6 +459,7 @@ class StreamThread:
         self._tasks = tasks
         self._merging = [task for task in tasks if len(task.sources) > 1]
         self._punctuating = [task for task in tasks if task.program.may_punctuate]
+        self._calling = any(task.calls is not None for task in tasks)
 
     def _forget(self, message: Moved) -> None:
         """Have the next batch without records of this partition make a new message."""
@@ -512,8 +538,10 @@ class StreamThread:
         functions end the batch.
         """
         self._stepped[task] = None
+        self._worked = True
         self.committer.write_outputs(task)
         self._commit_if_due()
+        self._publish_if_due()
 
     @contextmanager
     def _timed(self, task: Task, call: str = "") -> Iterator[None]:
@@ -598,6 +626,7 @@ class StreamThread:
             )
             try:
                 self._idle = not self.committer.commit(self._tasks)
+                self._worked = self._worked or not self._idle
             finally:
                 if self.committer.flushed_s > self._outlasting.least_s:
                     self._note_slow(self.committer.flushed_s, FLUSH)

@@ -16,11 +16,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.status.model import FailureStatus
 from coopstreams.tasks.failure_handlers import Answer
 from coopstreams.tasks.losses import Losses
 from coopstreams.topology.compile.program import BoundProgram
@@ -32,13 +34,34 @@ log = logging.getLogger(__name__)
 NO_STORES: Mapping[str, str] = {}
 MOST_FAILURES = 20
 """Most failures that a process reports: the latest."""
+Time: TypeAlias = Annotated[
+    int, Meta(ge=0, description="Milliseconds since the epoch.")
+]
 Drop = tuple[str, str]
 """Node and reason."""
 
 
+class FailureStatus(msgspec.Struct, frozen=True):
+    """A record that failed here, without the message of the error, which may quote it.
+
+    `task` is null for a global table, `offset` for what was held back and for a
+    punctuation.
+    """
+
+    at: Time
+    task: str | None
+    node: str
+    phase: str
+    topic: str
+    partition: int
+    offset: int | None
+    error: Annotated[str, Meta(description="The type of the error.")]
+    answer: Annotated[str, Meta(description="What was done.")]
+
+
 @dataclass(slots=True)
 class Tally:
-    """The counts of one opening of a task. Its stream thread counts, any thread reads.
+    """The counts of one opening of a task, on its thread.
 
     Shape: `written` by topic, changelogs left out; `failed` by node and phase.
     """
@@ -56,7 +79,7 @@ class Tally:
 
 
 class Counting(Protocol):
-    """The object whose work is counted: a `Task`."""
+    """The object whose work is counted: a `Task`, or a share thread's work."""
 
     id: TaskId
     processed: int
@@ -69,23 +92,34 @@ class Counting(Protocol):
         ...
 
 
-def dropped(task: Counting) -> dict[Drop, int]:
-    """Return the records that a task left out, by node and reason: dropped by its
-    program, or failed.
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What an opening of a task has done so far. `written` is by topic, without
+    changelogs; `dropped` has what the program dropped and what failed.
     """
-    return task.program.dropped | dict(task.tally.failed)
 
-
-@dataclass(slots=True)
-class _Seen:
     processed: int = 0
     dead_letters: int = 0
     retries: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[Drop, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, work: Counting) -> Counts:
+        """Return the counts, on the thread that does the work."""
+        tally = work.tally
+        dropped = work.program.dropped | dict(tally.failed)
+        return cls(
+            work.processed,
+            tally.dead_letters,
+            work.retries,
+            dict(tally.written),
+            dropped,
+        )
 
 
 class Tallies:
-    """Adds the counts of tasks to the metrics of the process. Any thread."""
+    """Adds the counts of tasks to the metrics of the process, from several threads."""
 
     def __init__(
         self,
@@ -98,7 +132,7 @@ class Tallies:
         self._metrics = metrics
         self._host = host
         self._latest: deque[FailureStatus] = deque(maxlen=MOST_FAILURES)
-        self._seen: dict[int, tuple[Counting, _Seen]] = {}
+        self._seen: dict[int, tuple[Counting, Counts]] = {}
         self._lock = threading.Lock()
 
     def failure(self, failure: Failure, answer: Answer) -> None:
@@ -134,10 +168,10 @@ class Tallies:
             )
         )
 
-    def look(self, task: Counting) -> None:
+    def look(self, task: Counting, counts: Counts) -> None:
         """Add the work of a task since the last call."""
         with self._lock:
-            self._look(task)
+            self._add(task, counts)
 
     def look_for_losses(self) -> None:
         """Find where many records are left out, and log it."""
@@ -147,32 +181,26 @@ class Tallies:
             log.warning("%s", text)
 
     def closed(self, task: Counting) -> None:
-        """Add the rest, and forget the task."""
+        """Add the rest, and forget the task, which no thread runs any more."""
         with self._lock:
-            self._look(task)
+            self._add(task, Counts.of(task))
             task.tally.closed = True
             self._seen.pop(id(task), None)
 
-    def _look(self, task: Counting) -> None:
-        if not task.tally.closed:
-            before = self._seen.get(id(task), (task, _Seen()))[1]
-            now = _Seen(
-                task.processed, task.tally.dead_letters, task.retries, dropped(task)
-            )
-            self._metrics.processed(task.id, now.processed - before.processed)
-            self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
-            self._metrics.retried(task.id, now.retries - before.retries)
-            more = {
-                drop: count - before.dropped.get(drop, 0)
-                for drop, count in now.dropped.items()
-                if count != before.dropped.get(drop, 0)
-            }
-            for (node, reason), count in more.items():
-                self._metrics.dropped(task.id, node, reason, count)
-            self.losses.add(
-                task.id.subtopology,
-                now.processed - before.processed,
-                more,
-                self._host.now(),
-            )
-            self._seen[id(task)] = task, now
+    def _add(self, task: Counting, now: Counts) -> None:
+        if task.tally.closed:
+            return  # the watcher may be a moment behind
+        before = self._seen.get(id(task), (task, Counts()))[1]
+        processed = now.processed - before.processed
+        more = {
+            drop: count - before.dropped.get(drop, 0)
+            for drop, count in now.dropped.items()
+            if count != before.dropped.get(drop, 0)
+        }
+        self._metrics.processed(task.id, processed)
+        self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
+        self._metrics.retried(task.id, now.retries - before.retries)
+        for (node, reason), count in more.items():
+            self._metrics.dropped(task.id, node, reason, count)
+        self.losses.add(task.id.subtopology, processed, more, self._host.now())
+        self._seen[id(task)] = task, now

@@ -24,10 +24,11 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
-from coopstreams.query.misplaced_topics import Placing
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.tasks.figures import TaskFigures
 from coopstreams.tasks.heat import Heat
+from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import (
     FIRST_STEP,
@@ -268,6 +269,12 @@ class Task:
         """About how many records the step under way takes at most."""
         self._at: Step | None = None
         """The last step, if the outputs come from it."""
+        self.figures = TaskFigures.of(self)
+        """What other threads read of the task; `publish` replaces it as a whole."""
+
+    def publish(self) -> None:
+        """Tell other threads what the task has done so far."""
+        self.figures = TaskFigures.of(self)
 
     def _bound(
         self, program: Program, settings: TaskSettings, *, by_key: bool

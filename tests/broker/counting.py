@@ -158,7 +158,7 @@ def await_running(apps: Iterable[CoopStreams]) -> None:
     def ready() -> bool:
         instances = [instance_of(app) for app in apps]
         states = [dict(instance.registry.states) for instance in instances]
-        assigned = [instance.assigned for instance in instances]
+        assigned = [instance.standing.assigned for instance in instances]
         if any(
             one is None or len(one.cluster.members) != len(apps) for one in assigned
         ) or not at_rest(instances):

@@ -168,7 +168,7 @@ def test_an_instance_is_live_however_long_brokers_are_away(
 
         def known() -> bool:
             return sum(
-                sample.lag for sample in list(instance.stall_detector.samples.values())
+                sample.lag for sample in instance.stalls.samples.values()
             ) == len(KEYS)
 
         def excused() -> bool:

@@ -28,7 +28,8 @@ def read(client: QueryClient) -> dict[str, int]:
 def app_range(app: CoopStreams, key: str) -> bool:
     """Whether an instance owns a key."""
     return any(
-        key_hash(key.encode()) in task.key_range for task in instance_of(app).tasks
+        key_hash(key.encode()) in task.key_range
+        for task in instance_of(app).standing.tasks
     )
 
 

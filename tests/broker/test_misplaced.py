@@ -37,7 +37,7 @@ def test_records_of_another_partitioner_are_noticed(
         producer.produce(topic, b"", key)
     assert producer.flush(30) == 0
     with (
-        caplog.at_level(logging.WARNING, "coopstreams.query.misplaced_topics"),
+        caplog.at_level(logging.WARNING, "coopstreams.tasks.misplaced_topics"),
         CoopStreams(builder.build(), kafka.config(tmp_path)) as app,
         QueryClient(str(app.url)) as queries,
     ):
@@ -50,7 +50,7 @@ def test_records_of_another_partitioner_are_noticed(
         [line] = [
             record.message
             for record in caplog.records
-            if record.name == "coopstreams.query.misplaced_topics"
+            if record.name == "coopstreams.tasks.misplaced_topics"
         ]
         assert line.startswith(
             f"producers of {topic} do not choose partitions as Java does"

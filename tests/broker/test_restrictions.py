@@ -23,7 +23,9 @@ KEYS = [f"key-{number}" for number in range(50)]
 
 
 def ranges(*apps: CoopStreams) -> list[KeyRange]:
-    return sorted(task.key_range for app in apps for task in instance_of(app).tasks)
+    return sorted(
+        task.key_range for app in apps for task in instance_of(app).standing.tasks
+    )
 
 
 @pytest.mark.ci

@@ -354,5 +354,5 @@ def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_el
         )
         noticed.set()
         await_table(app, written)
-        assert instance_of(app).assigned is not None
+        assert instance_of(app).standing.assigned is not None
     check_once(counting, written)

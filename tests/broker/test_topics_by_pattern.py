@@ -67,7 +67,7 @@ def reads(app: CoopStreams) -> set[str]:
     """Return the topics that the tasks of an instance read."""
     return {
         source.topic
-        for task in list(instance_of(app).tasks.values())
+        for task in instance_of(app).standing.tasks.values()
         for source in task.sources
     }
 
@@ -106,7 +106,8 @@ def test_an_application_waits_for_the_first_topic_that_matches(
     with shop.app(0) as first, shop.app(1) as second:
         eventually(
             lambda: all(
-                instance_of(app).assigned is not None for app in (first, second)
+                instance_of(app).standing.assigned is not None
+                for app in (first, second)
             ),
             120,
             lambda: "the group does not begin",

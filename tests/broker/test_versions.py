@@ -118,7 +118,7 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 
 
 def members(app: CoopStreams) -> int:
-    assigned = instance_of(app).assigned
+    assigned = instance_of(app).standing.assigned
     return 0 if assigned is None else len(assigned.cluster.members)
 
 
@@ -126,7 +126,9 @@ def await_works(app: CoopStreams, of: int) -> None:
     """Wait until a process runs tasks in a group of this many members."""
     eventually(
         lambda: (
-            members(app) == of and bool(instance_of(app).tasks) and not reasons(app)
+            members(app) == of
+            and bool(instance_of(app).standing.tasks)
+            and not reasons(app)
         ),
         120,
         lambda: str(app.status()),

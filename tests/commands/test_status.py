@@ -10,17 +10,17 @@ from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
 from coopstreams.commands.terminal.figures import plain_console
-from coopstreams.status.model import (
+from coopstreams.sharing.share_group import ShareStatus
+from coopstreams.status.model import InstanceStatus
+from coopstreams.status.reasons import Reason
+from coopstreams.tasks.figures import (
     Calls,
     DownloadStatus,
-    InstanceStatus,
     RestoreStatus,
-    ShareStatus,
     SourceStatus,
     TaskStatus,
     drops,
 )
-from coopstreams.status.reasons import Reason
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId

@@ -22,6 +22,7 @@ from coopstreams.preflight.checks import CHECKS
 from coopstreams.preflight.last_version import topic_spec as version_topic
 from coopstreams.query.openapi import description
 from coopstreams.query.parameters import RequestLimits
+from coopstreams.status.reasons import KINDS, UNWELL
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 from tests.command_line import app
@@ -35,6 +36,7 @@ PARAMETER = ("parameter", "of", "meaning")
 CHECK = ("check", "protects from", "a finding")
 TOPIC = ("topic", "partitions", "settings")
 COMMAND = ("command", "what it does", "options")
+REASON = ("reason", "means", "live")
 
 
 def settings() -> list[list[str]]:
@@ -165,6 +167,14 @@ def commands() -> list[list[str]]:
     ]
 
 
+def reasons() -> list[list[str]]:
+    """Return a row for each reason of health."""
+    return [
+        [f"`{code}`", meaning, "no" if effect is UNWELL else "yes"]
+        for code, (effect, meaning) in KINDS.items()
+    ]
+
+
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as it stands on a page."""
     return "\n".join(
@@ -232,6 +242,7 @@ TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
     "parameters": (_REFERENCE / "http.md", PARAMETER, parameters),
     "checks": (_REFERENCE / "checks.md", CHECK, checks),
     "topics": (_REFERENCE / "topics.md", TOPIC, topics),
+    "reasons": (_REFERENCE / "health.md", REASON, reasons),
     "commands": (_REFERENCE / "commands.md", COMMAND, commands),
     "consumer settings": (_CONSUMER, SETTING, consumer_settings),
     "policies": (_CONSUMER, POLICY, policies),

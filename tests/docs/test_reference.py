@@ -11,7 +11,6 @@ import pytest
 import coopstreams
 from coopstreams import consumer, spark, testing
 from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
-from coopstreams.instance.task_registry import State
 from coopstreams.query.client import QueryClient
 from coopstreams.topology import errors, serdes
 from coopstreams.topology.dsl.branches import BranchedKStream
@@ -86,22 +85,6 @@ def test_the_guide_lists_every_serde() -> None:
         "windowed",
     }
     assert listed == {f"serdes.{name}" for name in known} | {"Serde"}
-
-
-def test_every_reason_of_ill_health_is_explained() -> None:
-    explained = {
-        word
-        for row in table_headed(HEALTH, "reason", "means", "live")
-        for word in code_words(row[0])
-    }
-    told = ("instance/serving.py", "query/reports.py", "sharing/share_group.py")
-    source = "".join((ROOT / "coopstreams" / module).read_text() for module in told)
-    codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(
-        re.findall(r'"code": "([\w-]+)"', source)
-    )
-    assert explained == codes | {
-        state.value for state in State if state is not State.RUNNING
-    }
 
 
 def test_every_public_name_has_one_line() -> None:

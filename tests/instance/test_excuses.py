@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from coopstreams.commit.broker_waits import Asking, Wait
-from coopstreams.instance.excuses import excuse
-from coopstreams.instance.watcher import StallDetector
+from coopstreams.status.detector import StallDetector, excuse
+from coopstreams.tasks.figures import CallFigures
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, SinkUnavailableError
@@ -209,7 +209,8 @@ def test_a_call_is_an_excuse_until_its_time_out_if_the_first_record_waits_for_it
     assert task.calls is not None
     assert task.calls.oldest is not None
     now = stalled.thread.moved_at = task.calls.oldest + waited_s
-    assert excuse(LEFT, task, stalled.homes, True, stalled.detector, now) == said
+    calls = CallFigures.of(task.calls)
+    assert excuse(LEFT, calls, stalled.homes, True, stalled.detector, now) == said
     gate.let_go.set()
     finish(made, 1)
 

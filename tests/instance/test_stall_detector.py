@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.instance.quiet import BUSY_S, QuietSources
-from coopstreams.instance.watcher import LagSample, StallDetector
+from coopstreams.status.detector import BUSY_S, LagSample, QuietSources, StallDetector
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -136,7 +135,7 @@ def test_health_is_told_while_the_watcher_looks_at_a_task_that_is_new() -> None:
             return self[source]
 
     stall_detector.samples[TASK] = LagSample({AT: 5}, Ends({AT: 8}), 5, 0.0)
-    assert list(stall_detector.stalled(100)) == [TASK]
+    assert list(stall_detector.published().stalled(100)) == [TASK]
 
 
 @given(

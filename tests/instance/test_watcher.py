@@ -14,10 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
-from coopstreams.instance import dispatch, quiet, watcher
-from coopstreams.instance.task_registry import TaskRegistry
+from coopstreams.instance import dispatch, watcher
+from coopstreams.instance.task_registry import Standing, TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import TopicSpec
+from coopstreams.status import detector
 from coopstreams.tasks.events import Failed
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.task import Task
@@ -63,8 +64,9 @@ class Watched(Engine):
             self.metrics,
             self.tallies,
             Sayings(),
-            self.registry,
-            self.open_tasks,
+            lambda: Standing(
+                states=dict(self.registry.states), tasks=dict(self.open_tasks)
+            ),
             frozenset({"in"}),
             0.0,
             0.005,
@@ -246,7 +248,7 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
     watched.watcher._watch_tasks(
-        seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0
+        seen, {id_: task.figures for id_, task in seen.items()}, {SOURCE: 10}, 0.0
     )
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
     assert str(gone) not in watched.metrics.text().decode()
@@ -285,6 +287,8 @@ def test_a_commit_behind_a_record_that_waits_for_a_call_is_progress() -> None:
     for done in (((1, 7),), ((1, 7), (9, 15))):
         made.write("in", numbered(range(8), keys=8))
         until(partial(lambda done: runs(task) == (0, done), done), made)
+        committed = task.progress.committed_segments(SOURCE)
+        until(partial(lambda at: task.figures.segments == (at,), committed), made)
         made.watcher._look()
         [sample] = made.watcher.stall_detector.samples.values()
     assert sample.committed_at > sample.moved_at
@@ -359,7 +363,7 @@ def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
 ) -> None:
     watched.run(LEFT, RIGHT)
     watched.silent, looks = frozenset({2}), watched.watcher.stall_detector
-    monkeypatch.setattr(quiet, "QUIET_S", 0.0)
+    monkeypatch.setattr(detector, "QUIET_S", 0.0)
     watched.watcher._look()
     watched.write("in", [(key, b"", 5) for key in KEYS])
     watched.watcher._look()
@@ -478,4 +482,4 @@ def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
     watched.watcher.start()
     told = watched.events.get(timeout=90)
     assert isinstance(told, Failed)
-    assert (type(told.error), told.where) == (AttributeError, "watcher")
+    assert (type(told.error), told.where) == (TypeError, "watcher")

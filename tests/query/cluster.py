@@ -39,17 +39,17 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.state.window_table import VersionTable
-from coopstreams.status.model import (
+from coopstreams.status.model import InstanceStatus
+from coopstreams.status.reasons import Health, HealthCode, Reason
+from coopstreams.tasks.figures import (
     DownloadStatus,
-    FailureStatus,
-    InstanceStatus,
     RestoreStatus,
     SourceStatus,
     TaskStatus,
     drops,
     hot_groups,
 )
-from coopstreams.status.reasons import Health, HealthCode, Reason
+from coopstreams.tasks.tally import FailureStatus
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

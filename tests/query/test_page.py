@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.status.model import FailureStatus, InstanceStatus
+from coopstreams.status.model import InstanceStatus
+from coopstreams.tasks.tally import FailureStatus
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.query.chromium import Page, chromium

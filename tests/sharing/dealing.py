@@ -281,9 +281,7 @@ class Instance:
                     host=host,
                 )
             )
-        self.members = ShareMembers(
-            share_group(topology.application_id), made, 300.0, host
-        )
+        self.members = ShareMembers(share_group(topology.application_id), made, host)
 
     def read(self, topic: str) -> list[tuple[bytes | None, Mapping[str, bytes | None]]]:
         """Return values and headers of the records in a topic."""

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.common.host import System
 from coopstreams.log import time_marks
-from coopstreams.sharing import share_group as sharing_group
+from coopstreams.status import reasons
+from coopstreams.status.reasons import Health, Seen, health
 from coopstreams.tasks import repeats
 from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
@@ -528,8 +529,8 @@ def test_a_thread_is_live_while_the_log_takes_its_results_slowly(
     """The brokers may be away, which a new process would not heal; a flush ends by
     itself.
     """
-    monkeypatch.setattr(sharing_group, "SLOW_S", 0.0)
-    monkeypatch.setattr(sharing_group, "STALLED_S", 0.0)
+    monkeypatch.setattr(reasons, "SLOW_S", 0.0)
+    monkeypatch.setattr(reasons, "STALLED_S", 0.0)
     group = ShareGroup()
     group.write("in", *encoded(1))
     taken = threading.Event()
@@ -539,12 +540,15 @@ def test_a_thread_is_live_while_the_log_takes_its_results_slowly(
 
     made = Instance(mapping(lambda value: value), group, flushes=flushes())
     with running(made):
-        until(lambda: "waits for the brokers to take" in str(made.members.reasons()))
-        stalled, (reason,) = made.members.reasons()
+        until(lambda: "waits for the brokers to take" in str(told(made)))
+        (reason,) = told(made).reasons
         taken.set()
         until(lambda: settled(group))
-    assert stalled == []
     assert reason.code == "slow"
+
+
+def told(made: Instance) -> Health:
+    return health(Seen(now=time.monotonic(), shares=made.members.figures()))
 
 
 def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:
@@ -554,10 +558,10 @@ def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:
     made = Instance(mapping(lambda value: value), group, holds=lambda: "".join(why))
     with running(made):
         until(lambda: made.members.status()[0].waits == why[0])
-        (reason,) = made.members.reasons()[1]
+        (reason,) = told(made).reasons
         assert reason.code == "share-group"
         assert reason.message == f"share thread 0 takes no records: {why[0]}"
-        assert made.members.waiting
+        assert not told(made).ready
         why.clear()
         until(lambda: settled(group))
     assert group.members == 1

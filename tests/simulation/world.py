@@ -559,7 +559,7 @@ class World(Stage[Process]):
             ):
                 ranges = [
                     id_.key_range
-                    for id_, task in process.instance.tasks.items()
+                    for id_, task in process.instance.standing.tasks.items()
                     if (id_.subtopology, id_.partition) == (subtopology, partition)
                     and (not owned or serving.owns(task))
                 ]
@@ -595,8 +595,8 @@ class World(Stage[Process]):
                 f"{task} {state.value}{self._why(instance, task, state)}"
                 for task, state in instance.registry.states.items()
             ]
-            assigned = instance.assigned
-            problem = instance.member.problem or instance.waits
+            assigned = instance.standing.assigned
+            problem = instance.member.problem or instance.standing.waits
             said.append(
                 f"{process.machine.name} in generation {assigned.generation if assigned else 'none'}: "
                 f"{', '.join(tasks) or 'no tasks'}{problem and f' ({problem})'}"
@@ -607,13 +607,13 @@ class World(Stage[Process]):
         """Return what a task waits for, or its progress."""
         if state is State.OPENING:
             return f", waits for {instance.opener.waits_for(task).why}"
-        if (running := instance.tasks.get(task)) is None:
+        if (running := instance.standing.tasks.get(task)) is None:
             return ""
         at = (
             f" {source} at {running.progress.position(source).offset} of {self.cluster.state.partition(source).end}"
             for source in running.sources
         )
-        return "".join(at) + instance.waiting_for(task)
+        return "".join(at) + Serving(instance, {}).seen().waiting_for(task)
 
 
 def _untimed(rows: Iterable[StoredRow]) -> list[StoredRow]:

@@ -20,7 +20,7 @@ from coopstreams import (
 )
 from coopstreams.log.log import TopicSpec
 from coopstreams.tasks.refusals import Refusals, TopicLimits, batches
-from coopstreams.tasks.tally import dropped
+from coopstreams.tasks.tally import Counts
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -211,7 +211,7 @@ def test_what_is_refused_is_left_out_and_its_source_record_is_a_dead_letter(
     assert (
         sum(
             count
-            for (_, reason), count in dropped(task).items()
+            for (_, reason), count in Counts.of(task).dropped.items()
             if reason == "production"
         )
         == 1

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.common.metrics import Metrics
-from coopstreams.tasks.tally import MOST_FAILURES, Tallies, Tally, dropped
+from coopstreams.tasks.tally import MOST_FAILURES, Counts, Tallies, Tally
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -96,14 +96,14 @@ def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them(
         *KeyRange.split(2),
     ):  # a task, and then two that share its keys
         task = engine.task(key_range)
-        engine.tallies.look(task)
+        engine.tallies.look(task, Counts.of(task))
         process(engine, task)
-        engine.tallies.look(task)
-        engine.tallies.look(task)
+        engine.tallies.look(task, Counts.of(task))
+        engine.tallies.look(task, Counts.of(task))
         task.discard()
         engine.tallies.closed(task)
         engine.metrics.task_closed(task.id)
-        engine.tallies.look(task)  # the watcher may be a moment behind
+        engine.tallies.look(task, Counts.of(task))  # the watcher may be a moment behind
         now = totals(engine)
         assert all(now[name] >= value for name, value in before.items())
         before = now
@@ -120,7 +120,7 @@ def test_what_a_task_did_since_the_last_look_is_counted_when_it_is_closed(
     engine = made()
     task = engine.task(WHOLE)
     for _ in range(looks):
-        engine.tallies.look(task)
+        engine.tallies.look(task, Counts.of(task))
     process(engine, task)
     engine.tallies.closed(task)
     assert totals(engine)["coopstreams_processed_records_total"] == 23
@@ -132,5 +132,8 @@ def test_a_task_says_what_it_wrote_dropped_and_buried() -> None:
     process(engine, task)
     assert task.tally.written == {"out": 20}
     assert task.tally.dead_letters == 2
-    assert sum(dropped(task).values()) == 3
-    assert {reason for _, reason in dropped(task)} == {"null-key", "deserialization"}
+    assert sum(Counts.of(task).dropped.values()) == 3
+    assert {reason for _, reason in Counts.of(task).dropped} == {
+        "null-key",
+        "deserialization",
+    }

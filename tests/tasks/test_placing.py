@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from coopstreams.query.misplaced_topics import FIRST, Misplaced, Placing
+from coopstreams.tasks.misplaced_topics import FIRST, Misplaced, Placing
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

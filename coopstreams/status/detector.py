@@ -1,0 +1,416 @@
+"""Finds the tasks that stand still, and why: from figures of tasks, ends of sources and
+a clock. Pure.
+
+A task is slow if it has records waiting and commits nothing for some seconds, and
+stalled after half a minute. A stalled task makes its instance not live, and its
+supervisor restarts it. That heals a stuck thread; while brokers are away it costs all
+instances their open state, at the worst time. So there are excuses.
+
+Invariant: without evidence there is no excuse. Evidence is a leader or a group that
+does not answer, an error of the brokers that is not old, a request that waits no longer
+than the client lets it, a source without any other committed record, a call whose
+time-out is not over, a sibling that does move, or that the task is on no thread, being
+opened again. A thread that is stuck elsewhere (in a sink, in a lock of ours) has none,
+whatever brokers do.
+Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks
+like a dead one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from coopstreams.tasks.figures import CallFigures
+from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.task_id import TaskId
+
+QUIET_S = 1.5
+"""How long the end offset of a busy source may stay the same before its replicas are
+asked.
+"""
+BUSY_S = 60.0
+"""A source without new records for this long is idle."""
+
+
+STALLED_S = 30.0
+"""A task with waiting records that has not moved for this long is stalled.
+
+The limit is higher if a task may rest for longer: until a commit, or for another
+source.
+"""
+SLOW_S = 3.0
+"""A task that waits for this long reports the reason. It stays live: a leader election
+takes longer.
+"""
+
+
+@dataclass(slots=True)
+class QuietSources:
+    """The last advance of each busy source, and its replicas that do not answer: an
+    in-sync replica that hangs blocks a source whose leader answers. Units: seconds.
+
+    A record can be read when all in-sync replicas have it. If the broker of one of them
+    dies, leader or not, nothing new can be read until the cluster goes on without it
+    (`broker.session.timeout.ms`, 9 s by default; 3 s more if it was the active
+    controller). Meanwhile the leader reports the old end, so no task has lag: 10 of the
+    13 s of such a stall had no reason in the status (measured).
+
+    Invariant: sources that are busy and sources that are idle cost no request. Turned
+    down: asking all brokers all the time; what librdkafka logs of lost connections (a
+    client has none to a broker that only keeps replicas, and one that hangs breaks
+    none).
+    """
+
+    silent: Mapping[TopicPartition, Collection[int]] = field(default_factory=dict)
+    """By source: brokers of in-sync replicas that do not answer."""
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _moved_at: Mapping[TopicPartition, float] = field(default_factory=dict)
+
+    def look(
+        self, ends: Mapping[TopicPartition, int], now: float
+    ) -> set[TopicPartition]:
+        """Note the last reported ends of all sources; return the busy ones whose end
+        has not advanced for `QUIET_S`.
+        """
+        moved = {
+            source: now
+            for source, end in ends.items()
+            if self._ends.get(source, end) != end
+        }
+        busy = {
+            source: at
+            for source, at in self._moved_at.items()
+            if source in ends and now - at <= BUSY_S
+        }
+        self._ends = dict(ends)
+        self._moved_at = busy | moved
+        return {source for source, at in self._moved_at.items() if now - at >= QUIET_S}
+
+    def why(self, source: TopicPartition, now: float, slow_s: float) -> str:
+        """Return which replica blocks a source whose end has not advanced for `slow_s`;
+        empty: none is known.
+        """
+        brokers = self.silent.get(source, ())
+        at = self._moved_at.get(source, now)
+        if not brokers or now - at <= slow_s:
+            return ""
+        names = ", ".join(map(str, sorted(brokers)))
+        return (
+            f"nothing new can be read from {source} for {now - at:.0f} s: broker {names} has an in-sync replica of it "
+            "and does not answer"
+        )
+
+
+@dataclass(slots=True)
+class LagSample:
+    """The numbers of a task at the last look."""
+
+    committed: dict[TopicPartition, int]
+    ends: dict[TopicPartition, int]
+    processed: int
+    at: float
+    rate: float = 0.0
+    """Records/s, smoothed over the last looks."""
+    moved_at: float = 0.0
+    """The last look at which a position had moved."""
+    committed_at: float = 0.0
+    """The last look at which anything was committed, also above a record that waits for
+    a call.
+    """
+    segments: object = ()
+    """All that is committed, to compare it."""
+    busy_at: float = float("-inf")
+    """The last look at which it had processed records, and had not yet done what was
+    there at the look before.
+    """
+    all_read: Collection[TopicPartition] = ()
+    """The sources of which it has done everything that is committed."""
+
+    @property
+    def lag(self) -> int:
+        """Records between the committed positions and the ends of the sources."""
+        return sum(
+            max(0, self.ends.get(source, position) - position)
+            for source, position in self.committed.items()
+        )
+
+    @property
+    def behind(self) -> dict[TopicPartition, int]:
+        """The sources that have more than is committed here, each with the committed
+        position.
+        """
+        return {
+            source: at
+            for source, at in self.committed.items()
+            if at < self.ends.get(source, at)
+        }
+
+
+@dataclass(slots=True)
+class StallDetector:
+    """The samples of each running task, and the problems they show."""
+
+    stalled_s: float = STALLED_S
+    slow_s: float = SLOW_S
+    samples: dict[TaskId, LagSample] = field(default_factory=dict)
+    _closed: dict[TaskId, LagSample] = field(default_factory=dict)
+    """The last samples of tasks that are opened again: one whose commits fail has made
+    no progress.
+    """
+    unanswered: dict[TopicPartition, float] = field(default_factory=dict)
+    """Sources whose leader does not report their end, and since when; in the order in
+    which they were last asked.
+    """
+    away_at: float = float("-inf")
+    """The last time at which a leader had not answered for longer than `slow_s`."""
+    quiet: QuietSources = field(default_factory=QuietSources)
+    made_anew: dict[TaskId, str] = field(default_factory=dict)
+    """Running tasks whose changelog was recreated or deleted since their state was
+    restored, in words.
+    """
+    grown: Mapping[str, str] = field(default_factory=dict)
+    """Source topics that have got partitions, which no task reads, in words."""
+
+    def look(
+        self,
+        task: TaskId,
+        now: float,
+        committed: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        processed: int,
+        *,
+        paused: bool = False,
+        all_read: Collection[TopicPartition] = (),
+        segments: object = (),
+    ) -> LagSample:
+        """Add the numbers of a running task; return its sample. `paused`: no progress
+        is expected.
+
+        `segments`: all that is committed, also above the positions.
+        """
+        sample = LagSample(
+            dict(committed),
+            dict(ends),
+            processed,
+            now,
+            moved_at=now,
+            committed_at=now,
+            segments=segments,
+            all_read=all_read,
+        )
+        before = self.samples.get(task)
+        if before is None and (before := self._closed.pop(task, None)) is not None:
+            before.moved_at += (
+                now - before.at
+            )  # the time in which it was opened again does not count
+            before.committed_at += now - before.at
+        if before is not None and now > before.at:
+            fresh = (processed - before.processed) / (now - before.at)
+            sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
+            if before.committed == sample.committed and before.lag > 0 and not paused:
+                sample.moved_at = before.moved_at
+                if before.segments == segments:
+                    sample.committed_at = before.committed_at
+            behind = any(
+                at < before.ends.get(source, at)
+                for source, at in sample.committed.items()
+            )
+            sample.busy_at = (
+                now if behind and processed != before.processed else before.busy_at
+            )
+        self.samples[task] = sample
+        return sample
+
+    def published(self) -> StallDetector:
+        """Return a copy, which other threads read."""
+        return replace(
+            self,
+            samples=dict(self.samples),
+            unanswered=dict(self.unanswered),
+            quiet=replace(self.quiet),
+        )
+
+    def keep(self, running: set[TaskId], here: set[TaskId]) -> None:
+        """Forget the tasks that are not here any more. Those that do not run, but will,
+        have a stall to go on with.
+        """
+        for task in self.samples.keys() - running:
+            self._closed[task] = self.samples.pop(task)
+        for task in self._closed.keys() - here:
+            del self._closed[task]
+
+    def stalled(self, now: float) -> dict[TaskId, str]:
+        """Return the tasks with waiting records that do not move, each with its
+        positions.
+        """
+        return {
+            task: _where(sample, now)
+            for task, sample in self.samples.items()
+            if sample.lag > 0 and now - sample.committed_at > self.stalled_s
+        }
+
+    def slow(self, now: float) -> dict[TaskId, str]:
+        """Return the tasks that commit late, or whose brokers do not answer, each with
+        the known reasons.
+        """
+        said = {}
+        for task, sample in self.samples.items():
+            why = [away] if (away := self.away(task, now)) else []
+            waited = now - sample.moved_at
+            if (
+                sample.lag > 0
+                and waited > self.slow_s
+                and now - sample.committed_at <= self.stalled_s
+            ):
+                first = (
+                    " of the first record"
+                    if sample.committed_at > sample.moved_at
+                    else ""
+                )
+                why.append(
+                    f"no commit{first} for {waited:.0f} s with {sample.lag} records waiting"
+                )
+                why += [kept] if (kept := self.kept_back(task)) else []
+            if why:
+                said[task] = ", ".join(why)
+        return said
+
+    def away(self, task: TaskId, now: float) -> str:
+        """Return which brokers of a task's sources do not answer; empty: all do."""
+        sample = self.samples.get(task)
+        sources = () if sample is None else sample.committed
+        return ", ".join(
+            reason for source in sources if (reason := self._brokers_of(source, now))
+        )
+
+    def kept_back(self, task: TaskId) -> str:
+        """Return which sources an open transaction keeps back; empty: the task has
+        records that are committed.
+        """
+        sample = self.samples.get(task)
+        behind = {} if sample is None else sample.behind
+        if (
+            sample is None
+            or not behind
+            or not all(source in sample.all_read for source in behind)
+        ):
+            return ""
+        where = ", ".join(
+            f"{source} from offset {at} on" for source, at in behind.items()
+        )
+        return f"an open transaction keeps back what was written to {where}"
+
+    def any_away(self, now: float) -> str:
+        """Return the source of any task whose leader has not answered for the longest
+        time; empty: all do.
+        """
+        since, source = min(
+            ((at, source) for source, at in self.unanswered.items()),
+            default=(now, None),
+        )
+        return "" if source is None else self._leader_of(source, now - since)
+
+    def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
+        """Return which of these tasks has worked on a backlog last, and does move;
+        None: none within `stalled_s`.
+        """
+        at, busy = max(
+            (
+                (sample.busy_at, task)
+                for task in tasks
+                if (sample := self.samples.get(task)) is not None
+                and now - sample.committed_at <= self.stalled_s
+            ),
+            default=(float("-inf"), None),
+        )
+        return busy if now - at <= self.stalled_s else None
+
+    def _leader_of(self, source: TopicPartition, waited: float) -> str:
+        return (
+            f"the leader of {source} has not answered for {waited:.0f} s"
+            if waited > self.slow_s
+            else ""
+        )
+
+    def _brokers_of(self, source: TopicPartition, now: float) -> str:
+        waited = now - self.unanswered.get(source, now)
+        return self._leader_of(source, waited) or self.quiet.why(
+            source, now, self.slow_s
+        )
+
+
+def excuse(
+    task: TaskId,
+    calls: CallFigures | None,
+    homes: Mapping[TaskId, StreamThread],
+    group_answers: bool,
+    detector: StallDetector,
+    now: float,
+) -> str:
+    """Return why a restart would not move this stalled task, in words; empty: it may.
+
+    `calls`: those of the task, if it has any. `homes`: the thread of each task of the
+    instance. `group_answers`: whether this surely is a member of the group.
+    """
+    home = homes.get(task)
+    if home is None:  # the watcher, which asks brokers, has not looked since
+        return "it is opened again"
+    asking = home.committer.asking
+    asked_at = asking.asked_at
+    trouble = asking.trouble
+    if asked_at is None and now - home.moved_at > detector.stalled_s:
+        return ""
+    if why := detector.away(task, now):
+        return why
+    if trouble is not None and now - trouble[1] <= asking.answer_s:
+        return (
+            f"the brokers failed its commit {now - trouble[1]:.0f} s ago: {trouble[0]}"
+        )
+    if asked_at is not None:
+        if now - asked_at <= asking.answer_s:
+            return "the brokers have not answered yet"
+        if (
+            detector.away_at > asked_at
+            and (ago := now - detector.away_at) <= asking.answer_s
+        ):
+            return (
+                detector.any_away(now)
+                or f"brokers did not answer until {ago:.0f} s ago"
+            )
+        return "" if group_answers else "the group does not answer"
+    if why := detector.kept_back(task):
+        return why
+    if (
+        calls is not None
+        and calls.within_limits
+        and calls.waited_s(now) > detector.stalled_s
+    ):
+        return (
+            "the time-out of a call is not over, and a new process would begin it anew"
+        )
+    busy = detector.busy(
+        [other for other, thread in homes.items() if thread is home and other != task],
+        now,
+    )
+    return "" if busy is None else f"its thread is busy with task {busy}"
+
+
+def wait_of(home: StreamThread | None, calls: CallFigures | None, now: float) -> str:
+    """Return why a task waits, or its thread, as the end of a sentence; empty: it does
+    not.
+    """
+    if home is not None and (waiting := home.committer.asking.waiting) is not None:
+        return f"; its thread has waited {now - waiting.since:.0f} s for {waiting.what}"
+    if calls is None or calls.oldest_at is None:
+        return ""
+    return f"; its first record has waited {calls.waited_s(now):.0f} s for a call"
+
+
+def _where(sample: LagSample, now: float) -> str:
+    places = [
+        f"{source} at offset {at} of {sample.ends[source]}"
+        for source, at in sample.behind.items()
+    ]
+    return f"no progress for {now - sample.committed_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"
