@@ -32,7 +32,7 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
 from coopstreams.log.log import TopicSpec
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.state.database import Database
 from coopstreams.state.rocks import Rocks
 from coopstreams.topology.keys import WHOLE
@@ -52,7 +52,7 @@ def restore(bootstrap: str, case: str, folder: Path) -> None:
         cluster.topic_id(CHANGELOG)  # connects before the measurement
         wall, cpu = time.perf_counter(), time.process_time()
         with closing(Database(Rocks(folder), stores)) as database:
-            with closing(Restoring(cluster, lambda _: CHANGELOG)) as restoring:
+            with closing(Restores(cluster, lambda _: CHANGELOG)) as restoring:
                 restoring.add(TaskId(0, 0, CASES[case]), stores, database, {})
                 while not restoring.finished():
                     restoring.step()

@@ -33,7 +33,7 @@ from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.state.database import Database
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
@@ -86,7 +86,7 @@ def opened(
     task = TaskId(0, 0, key_range)
     started = time.perf_counter()
     with closing(Database(Rocks(folder / "database"), subtopology.stores)) as database:
-        with closing(Restoring(cluster, lambda _: CHANGELOG, snapshots)) as restoring:
+        with closing(Restores(cluster, lambda _: CHANGELOG, snapshots)) as restoring:
             restoring.add(task, subtopology.stores, database, {})
             while not restoring.finished():
                 restoring.step()

@@ -30,7 +30,6 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/consumer/consumer_session.py __init__",
     "coopstreams/group/membership.py __init__",
     "coopstreams/instance/watcher.py __init__",
-    "coopstreams/opening/opener.py __init__",
     "coopstreams/sharing/share_thread.py __init__",
     "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",

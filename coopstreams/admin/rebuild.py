@@ -26,7 +26,7 @@ from pathlib import Path
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import (
@@ -307,7 +307,7 @@ class Rebuilder:
             else Snapshots(self._url, self._application, folder / "snapshots")
         )
         with closing(
-            Restoring(
+            Restores(
                 self._log,
                 self._changelog,
                 snapshots,
@@ -345,7 +345,7 @@ def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]
 
 
 def finish(
-    restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host = SYSTEM
+    restoring: Restores, task: TaskId, stores: Sequence[str], host: Host = SYSTEM
 ) -> None:
     """Restore a single added task to the end of its changelogs.
 

@@ -69,7 +69,7 @@ Resets: TypeAlias = Callable[[str], str]
 BegunCheck: TypeAlias = Callable[
     [TaskId, Mapping[TopicPartition, PartitionStart], Follower], None
 ]
-"""Checks whether a task without a position has ever begun: `opening.begun.Begun.check`.
+"""Checks whether a task without a position has ever begun: `opening.position_check`.
 """
 
 

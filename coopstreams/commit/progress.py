@@ -465,7 +465,7 @@ class Progress:
 
         They become durable before the first record is processed. So state always comes
         with a position, and state without one means that the position was lost
-        (`opening.begun`).
+        (`opening.position_check`).
         """
         offsets: dict[TopicPartition, tuple[int, str]] = {}
         for partition, source in self._sources.items():

@@ -54,7 +54,7 @@ topics are deleted or recreated.
   one with each commit, at its own term, also if it owns all of it; and a task that
   writes its first one writes one for each of its sources. A hash without one has never
   been committed since the partition was first shared: it rested upon the plain offset.
-  An application opens nothing then (`opening.begun`), because a position was made
+  An application opens nothing then (`opening.position_check`), because a position was made
   durable before the first record was processed (`Progress.begin`): nothing in either
   place means that nothing was done. Under at-least-once, claims of stalled openers may
   tile the hash space beside a whole-range owner that found and wrote no individual

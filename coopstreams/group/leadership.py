@@ -160,13 +160,16 @@ def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | N
     missing = frozenset().union(
         *(missing_answers(view, answers, min_isr) for view in newest)
     )
-    if len({view.topic_id for view in views}) > 1:
-        return Choice(
-            leader, epoch, "the brokers do not agree which topic of that name it is"
-        )
+    why_not = "it has no leader" if leader == NO_LEADER else ""
     if missing:
-        return Choice(leader, epoch, _unanswered(missing, min_isr))
-    return Choice(leader, epoch, "it has no leader" if leader == NO_LEADER else "")
+        why_not = _unanswered(missing, min_isr)
+    if _of_several_topics(views):
+        why_not = "the brokers do not agree which topic of that name it is"
+    return Choice(leader, epoch, why_not)
+
+
+def _of_several_topics(views: Collection[BrokerView]) -> bool:
+    return len({view.topic_id for view in views}) > 1
 
 
 def _unanswered(missing: frozenset[int], min_isr: int) -> str:

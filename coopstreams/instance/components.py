@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
+from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
@@ -32,10 +33,10 @@ from coopstreams.instance.watcher import Watcher
 from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.kafka.wiring import KAFKA, Wiring
 from coopstreams.log.log import Log
-from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
-from coopstreams.opening.opener import Opener
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.opener import Opener, Stages
+from coopstreams.opening.position_check import PositionCheck
+from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_at_start
@@ -447,7 +448,7 @@ class Components:
         listener: RestoreListener,
     ) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        begun = Begun(
+        position_check = PositionCheck(
             self.application,
             self.log,
             member,
@@ -462,7 +463,7 @@ class Components:
             self.sources,
             lambda topic: reset_of_topic(self.topology, self.config, topic),
             self.transactional_id(0),
-            begun=begun.check,
+            begun=position_check.check,
             purged=frozenset() if self.config.exactly_once else self.purged(),
             host=self.host,
         )
@@ -472,7 +473,7 @@ class Components:
             if place
             else None
         )
-        restoring = Restoring(
+        restores = Restores(
             self.log, self.changelog, snapshots, self.metrics, listener, self.host
         )
         # Match the whole id: the id of another application may have the same beginning.
@@ -480,14 +481,19 @@ class Components:
             re.escape(self.application)
             + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+"
         )
+        barrier = Barrier(
+            member,
+            self.follower,
+            lambda name: form.fullmatch(name) is not None,
+            lambda dead: self.log.settle(dead, self.written()),
+            self.host,
+        )
+        sinks = SinkOpenings(self.application, self.log, self.follower.wake, self.host)
         return Opener(
             member,
             self.follower,
-            positions,
-            restoring,
+            Stages(barrier, positions, restores, sinks),
             self.databases,
-            lambda name: form.fullmatch(name) is not None,
-            lambda dead: self.log.settle(dead, self.written()),
             lambda epoch: self.directory.begin(
                 self.deployed.take_over(
                     self.topology,
@@ -498,7 +504,6 @@ class Components:
             ),
             emit,
             moved,
-            SinkOpenings(self.application, self.log, self.follower.wake, self.host),
             self.host,
         )
 

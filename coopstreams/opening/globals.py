@@ -125,27 +125,26 @@ class Globals:
             at: (starts[at], end) for at, end in ends.items() if starts[at] < end
         }
         while self._left and not cancelled():
-            try:
-                step = self._step()
-            except SystemExit as error:  # of the processor of a global store
-                raise Failed(error, "global tables").raised from error
-            for partition, (reached, _) in step.items():
-                self._left[partition] = reached, ends[partition]
-            self._left = {
-                partition: left
-                for partition, left in self._left.items()
-                if left[0] < left[1]
-            }
-            ended = {partition for partition, (_, at_end) in step.items() if at_end}
-            self._held = (self._held - step.keys() | ended) & self._left.keys()
+            self._load_more(ends)
         self.loaded = not self._left
-        log.info(
-            "global tables: %s",
-            ", ".join(
-                f"{name} has {len(rows.entries)} rows"
-                for name, rows in self.rows.items()
-            ),
-        )
+        rows = (f"{name} has {len(of.entries)} rows" for name, of in self.rows.items())
+        log.info("global tables: %s", ", ".join(rows))
+
+    def _load_more(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Fetch and apply once, and note what is left to load."""
+        try:
+            step = self._step()
+        except SystemExit as error:  # of the processor of a global store
+            raise Failed(error, "global tables").raised from error
+        left = self._left | {
+            partition: (reached, ends[partition])
+            for partition, (reached, _) in step.items()
+        }
+        self._left = {
+            at: bounds for at, bounds in left.items() if bounds[0] < bounds[1]
+        }
+        ended = {partition for partition, (_, at_end) in step.items() if at_end}
+        self._held = (self._held - step.keys() | ended) & self._left.keys()
 
     @property
     def waits_for(self) -> str:

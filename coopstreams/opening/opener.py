@@ -24,7 +24,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
@@ -84,34 +84,40 @@ class _TaskOpening(Opening):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a task passes, in this order, until it is open."""
+
+    barrier: Barrier
+    positions: Positions
+    restores: Restores
+    sinks: SinkOpenings
+
+
 class Opener:
     """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at
     once; events answer.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         member: GroupMember,
         follower: Follower,
-        positions: Positions,
-        restoring: Restoring,
+        stages: Stages,
         databases: Databases,
-        ours: Callable[[str], bool],
-        settle: Callable[[Callable[[str], bool]], None],
         take_over: Callable[[int], None],
         emit: Callable[[Event], None],
         moved: Callable[[], None],
-        sinks: SinkOpenings,
         host: Host = SYSTEM,
     ) -> None:
         """`moved` is called when more of the group's commits are known; `take_over`
         with the epoch of the membership.
         """
-        self._sinks = sinks
+        self._sinks = stages.sinks
         self._host = host
         self._moved = moved
         self._member = member
-        self._barrier = Barrier(member, follower, ours, settle, host)
+        self._barrier = stages.barrier
         self._doubt: tuple[int, float] | None = None
         """The epoch, and when the group was asked, after a position was out of range;
         None: no such error.
@@ -119,8 +125,8 @@ class Opener:
         self._missing_since: float | None = None
         """Since when a topic of an opening task does not exist; None: all do."""
         self._follower = follower
-        self._positions = positions
-        self._restoring = restoring
+        self._positions = stages.positions
+        self._restores = stages.restores
         self._take_over = take_over
         self._taken: int | None = None
         """The epoch in which `take_over` last ran; None: tasks of another topology
@@ -168,7 +174,7 @@ class Opener:
 
     def release(self) -> None:
         """Close the readers of an opener that was not started."""
-        self._restoring.close()
+        self._restores.close()
         self._follower.close()
 
     def waits_for(self, task: TaskId) -> TaskWait:
@@ -199,8 +205,8 @@ class Opener:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         if (why := self._sinks.why(task)) is not None:
             return TaskWait(why)
-        restores = self._restoring.progress(task)
-        downloads = self._restoring.downloading(task)
+        restores = self._restores.progress(task)
+        downloads = self._restores.downloading(task)
         return TaskWait(
             f"its state to be restored{' from a snapshot' if downloads else ''}{trouble}",
             restores,
@@ -215,7 +221,7 @@ class Opener:
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
         finally:
-            self._restoring.close()
+            self._restores.close()
             self._sinks.close()
             for opening in self._openings.values():
                 self._leave(opening)
@@ -281,21 +287,21 @@ class Opener:
             elif isinstance(request, _TaskOpening):
                 self._openings[request.id] = request
             elif (opening := self._openings.pop(request, None)) is not None:
-                self._restoring.cancel(opening.id)
+                self._restores.cancel(opening.id)
                 self._sinks.cancel(opening.id)
                 self._leave(opening)
                 self._emit(Cancelled(opening.id))
 
     def _turn(self) -> None:
         self._barrier.hunt()
-        busy = self._restoring.step()
+        busy = self._restores.step()
         known = self._follower.known
         self._follower.poll(0.0 if busy else self._wait_s())
         if self._follower.known > known:
             self._moved()
         if self._openings:
             self._pass_barrier()
-        for id_ in self._restoring.finished():
+        for id_ in self._restores.finished():
             if (node := self._databases.subtopology(id_).applies_to) is None:
                 self._hand_over(id_)
             elif (progress := self._openings[id_].progress) is not None:
@@ -360,14 +366,14 @@ class Opener:
             if opening.database is None:
                 opening.database = self._databases.enter(id_)
             subtopology = self._databases.subtopology(id_)
-            self._restoring.settle_runs(id_, subtopology.stores, progress)
+            self._restores.settle_runs(id_, subtopology.stores, progress)
             at = committed_positions(id_, subtopology.stores, progress)
             times = store_times(subtopology, progress)
-            self._restoring.add(id_, subtopology.stores, opening.database, at, times)
+            self._restores.add(id_, subtopology.stores, opening.database, at, times)
             opening.progress = (
                 progress  # last: if a request fails, all of this is repeated
             )
-        if len(opened) < len(waiting) or self._restoring.stuck():
+        if len(opened) < len(waiting) or self._restores.stuck():
             self._barrier.hunt_later()
 
     def _leave(self, opening: _TaskOpening) -> None:

@@ -321,19 +321,25 @@ def _deleted(cluster: Log, facts: Facts, had: Collection[str]) -> list[str]:
         for store in part.stores
     }
     wanted = {source for changelog in missing for source in read[changelog]}
-    with _group(facts.config) as group:
-        rows = group.fetch_offsets(wanted, stable=False).offsets
-    committed = {at for at, row in rows.items() if row is not None and row[0] > 0}
-    if any(committed.isdisjoint(read[changelog]) for changelog in missing):
-        # Individual commits count as well, since offsets may have expired.
-        with individual_commits(cluster, facts.config["application.id"]) as follower:
-            if follower is not None:
-                committed.update(follower.sources())
+    committed = _processed(cluster, facts.config, wanted)
     return [
         changelog
         for changelog in missing
         if not committed.isdisjoint(read[changelog]) and is_gone(cluster, changelog)
     ]
+
+
+def _processed(
+    cluster: Log, config: Config, sources: Collection[TopicPartition]
+) -> set[TopicPartition]:
+    """Return the sources of which the group has processed records. Individual commits
+    count as well, since offsets may have expired.
+    """
+    with _group(config) as group:
+        rows = group.fetch_offsets(sources, stable=False).offsets
+    with individual_commits(cluster, config["application.id"]) as follower:
+        individual = set() if follower is None else set(follower.sources())
+    return individual | {at for at, row in rows.items() if row and row[0] > 0}
 
 
 def _unpublished(facts: Facts) -> str:

@@ -66,52 +66,41 @@ class SchemaUse:
 
 def schema_uses(topology: Structure) -> list[SchemaUse]:
     """Return where a topology uses schemas."""
-    places: list[tuple[str | None, Serde[Any], Serde[Any], bool]] = []
-    for part in topology.subtopologies:
-        for node in part.nodes:
-            if isinstance(node, Source) and not node.internal:
-                places += [
-                    (topic, node.key, node.value, False) for topic in node.topics
-                ]
-            elif isinstance(node, Sink):
-                places.append((node.topic, node.key, node.value, True))
-            elif isinstance(node, DynamicSink):
-                places.append((None, node.key, node.value, True))
-        places += [
-            (
-                changelog_topic(topology.application_id, store.name),
-                store.key,
-                store.value,
-                True,
-            )
-            for store in part.stores
-            if store.logged and store.source is None
-        ]
-    for table in topology.global_tables:
-        reader = table.update or table.store
-        places.append((table.topic, reader.key, reader.value, False))
     found: list[SchemaUse] = []
-    for topic, key, value, written in places:
+    for topic, key, value, written in _places(topology):
         found += [SchemaUse(topic, "key", codec, written) for codec in _codecs(key)]
         found += [SchemaUse(topic, "value", codec, written) for codec in _codecs(value)]
     known = {use.codec for use in found if use.written}
-    wrapped = [
-        (topic, codec)
+    found += [
+        SchemaUse(topic, "value", codec, written=True)
         for topic, serde in _wrapped(topology)
         for codec in _codecs(serde)
         if codec not in known
     ]
-    return list(
-        dict.fromkeys(
-            [
-                *found,
-                *(
-                    SchemaUse(topic, "value", codec, written=True)
-                    for topic, codec in wrapped
-                ),
-            ]
-        )
-    )
+    return list(dict.fromkeys(found))
+
+
+def _places(
+    topology: Structure,
+) -> Iterator[tuple[str | None, Serde[Any], Serde[Any], bool]]:
+    """Yield the topics of a topology with their serdes of keys and values, and whether
+    the application writes them. None: a function chooses the topic.
+    """
+    for node in topology.nodes:
+        if isinstance(node, Source) and not node.internal:
+            for topic in node.topics:
+                yield topic, node.key, node.value, False
+        elif isinstance(node, Sink):
+            yield node.topic, node.key, node.value, True
+        elif isinstance(node, DynamicSink):
+            yield None, node.key, node.value, True
+    for store in topology.stores:
+        if store.logged and store.source is None:
+            changelog = changelog_topic(topology.application_id, store.name)
+            yield changelog, store.key, store.value, True
+    for table in topology.global_tables:
+        reader = table.update or table.store
+        yield table.topic, reader.key, reader.value, False
 
 
 def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:

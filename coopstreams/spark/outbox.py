@@ -13,7 +13,7 @@ Invariant: rows of a task count only if no instance has begun. One that was star
 when the run was announced has looked for runs, and joins its group when its global
 tables are read, minutes later. So a task looks for it once its own rows are in the log:
 an instance that has joined is found, and one that joins later finds rows in its
-changelogs and no position, and ends (`opening.begun`). Turned down: a file that says
+changelogs and no position, and ends (`opening.position_check`). Turned down: a file that says
 "done" (it is not part of the transaction, so one of the two would be ahead),
 at-least-once outputs, and one partition for all marks (an open transaction of another
 task would hide this task's own mark).

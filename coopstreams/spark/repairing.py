@@ -27,7 +27,7 @@ from pathlib import Path
 
 from coopstreams.admin.rebuild import finish
 from coopstreams.common.config import Config
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.spark.changelog_rows import Expiry, record_of, visible
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.committed_positions import check_stopped
@@ -221,7 +221,7 @@ class Repair:
             if (end := self.rebuild.ends[spec.name][task.partition])
         }
         with closing(cluster_of(config)) as cluster:
-            restoring = Restoring(cluster, partial(changelog_of, config))
+            restoring = Restores(cluster, partial(changelog_of, config))
             with closing(restoring):
                 restoring.add(
                     task, [spec for spec in specs if spec.name in ends], present, ends

@@ -1,7 +1,7 @@
 """Lost positions: existing state is never continued from the beginning. Positions that
 went back below purged records.
 
-Without Kafka: tests/opening/test_begun.py, tests/commit/test_unreadable_commits.py and
+Without Kafka: tests/opening/test_position_check.py, tests/commit/test_unreadable_commits.py and
 test_purged_positions.py.
 """
 

@@ -32,7 +32,7 @@ from coopstreams.admin.rebuild import (
 )
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.query.client import QueryClient
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
@@ -299,7 +299,7 @@ def restored(
     at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
     snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
-    restoring = Restoring(
+    restoring = Restores(
         cluster, lambda spec: f"{application}-{spec.name}-changelog", snapshots, counts
     )
     (at / "database").mkdir()

@@ -10,7 +10,7 @@ import pytest
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.state.checkpoints import PROVEN
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
@@ -20,7 +20,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
-from tests.opening.test_restoring import rows, run
+from tests.opening.test_restores import rows, run
 
 TABLE = StoreSpec("table", "key_value", text, text, logged=False, source="people")
 SOURCE = TopicPartition("people", 0)
@@ -47,7 +47,7 @@ def write(log: MemoryLog, written: Rows, timestamp: int = OLD_MS) -> None:
 
 def restored(log: MemoryLog, position: int, database: Database) -> dict[bytes, bytes]:
     """Return the rows of a task that stands at a position of the source."""
-    reading = Restoring(log, lambda spec: spec.name)
+    reading = Restores(log, lambda spec: spec.name)
     reading.add(TASK, [TABLE], database, {"table": {WHOLE: position}})
     assert run(reading) == [TASK]
     known = database.checkpoints("table")

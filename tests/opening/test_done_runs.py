@@ -11,7 +11,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange, key_hash
@@ -28,7 +28,7 @@ KEYS = [b"key-%d" % number for number in range(30)]
 def settled(log: MemoryLog, task: TaskId, *segments: Segment) -> Progress:
     start = PartitionStart(2, segments, None, claim=True)
     progress = Progress(task.key_range, {SOURCE: start}, Author("app", 1, "app-0"))
-    Restoring(log, lambda spec: spec.name).settle_runs(task, [TABLE], progress)
+    Restores(log, lambda spec: spec.name).settle_runs(task, [TABLE], progress)
     return progress
 
 

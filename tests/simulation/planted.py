@@ -27,8 +27,7 @@ from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.watcher import Watcher
-from coopstreams.opening.changelogs import Changelogs
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Changelogs, Restores
 from coopstreams.query import local
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.router import Here, Route, There, route
@@ -128,7 +127,7 @@ def _gaps_are_done() -> AbstractContextManager[Any]:
 
 def _unproven() -> AbstractContextManager[Any]:
     """A table is restored from a topic that was compacted ahead of its task."""
-    return patch.object(Restoring, "_checking", lambda *_: None)
+    return patch.object(Restores, "_checking", lambda *_: None)
 
 
 def _done_again() -> AbstractContextManager[Any]:

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, cast
 
+from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, encode_key
 from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.opener import Opener
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.opener import Opener, Stages
+from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -54,15 +55,16 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     opener = Opener(
         anything,
         follower,
-        positions,
-        Restoring(log, str),
+        Stages(
+            Barrier(None, follower, lambda _: False, lambda _: None),
+            positions,
+            Restores(log, str),
+            SinkOpenings("g", log, lambda: None),
+        ),
         anything,
-        lambda _: False,
-        lambda _: None,
         lambda _: None,
         lambda _: None,
         lambda: None,
-        SinkOpenings("g", log, lambda: None),
     )
 
     def say() -> str:

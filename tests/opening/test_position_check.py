@@ -27,7 +27,7 @@ from coopstreams.common.config import Config
 from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.begun import Begun
+from coopstreams.opening.position_check import PositionCheck
 from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -66,7 +66,7 @@ class Application:
         resolved = resolve_topology(self.log, builder.build(), config)
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
         self.follower = Follower(self.log, "app")
-        begun = Begun(
+        begun = PositionCheck(
             "app",
             self.log,
             self,

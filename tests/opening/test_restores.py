@@ -18,8 +18,8 @@ from coopstreams.common.host import SYSTEM
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening import restoring as restoring_module
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening import restores as restores_module
+from coopstreams.opening.restores import Restores
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
@@ -64,8 +64,8 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
     return log
 
 
-def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restoring:
-    return Restoring(log, lambda spec: f"{spec.name}-log", listener=listener)
+def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restores:
+    return Restores(log, lambda spec: f"{spec.name}-log", listener=listener)
 
 
 def test_a_changelog_that_was_deleted_ends_the_opening_and_is_not_waited_for() -> None:
@@ -94,7 +94,7 @@ def fold(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
     }
 
 
-def run(reading: Restoring) -> list[TaskId]:
+def run(reading: Restores) -> list[TaskId]:
     finished = reading.finished()
     while reading.step():
         finished += reading.finished()
@@ -215,7 +215,7 @@ def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_change
         range(len(plain)),
     )
     database, counted = Database(Memory(), [spec]), Counted()
-    reading = Restoring(log, lambda spec: f"{spec.name}-log", metrics=counted)
+    reading = Restores(log, lambda spec: f"{spec.name}-log", metrics=counted)
     parts = KeyRange.split(5)
     for number in wanted:
         reading.add(TaskId(0, 0, parts[number]), [spec], database, {})
@@ -358,7 +358,7 @@ def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(
     log.create_topics([TopicSpec("counts-log", 1)])
     log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
     snapshots = Snapshots(str(tmp_path / "snapshots"), "app", tmp_path / "incoming")
-    reading = Restoring(log, lambda spec: f"{spec.name}-log", snapshots)
+    reading = Restores(log, lambda spec: f"{spec.name}-log", snapshots)
     for tasks in (KeyRange.split(8)[:5], KeyRange.split(8)[5:]):
         log.asked.clear()
         for part in tasks:
@@ -446,7 +446,7 @@ def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the
     reading, task = restoring(log), TaskId(0, 0, WHOLE)
     stand = min(before, after)
     positions = {"table": {WHOLE: stand}} if spec is TABLE else {}
-    with patch.object(restoring_module, "BATCH", 10):
+    with patch.object(restores_module, "BATCH", 10):
         reading.add(task, [spec], database, positions)
         for _ in range(steps):
             reading.step()

@@ -10,33 +10,39 @@ had when the task was added: every commit of an earlier owner lies below that (t
 caller has passed the barrier of the commit topic before). A store that is restored from
 its source topic ends where the task begins.
 Invariant: a restore reads one topic from the first record to the last. If the changelog
-is recreated meanwhile, the restore begins again with the new topic.
+is recreated meanwhile, the restore begins again with the new topic: the topic's id is
+fetched before the offsets and checked again later.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.ranges import Runs, contains
+from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.common.topic_settings import setting_command
+from coopstreams.common.topic_settings import deletes, setting_command
 from coopstreams.log.log import Log, Position, RecordBatch
-from coopstreams.opening.changelogs import Changelogs
 from coopstreams.opening.compacted_rows import CompactedRows, Lost
-from coopstreams.opening.done_runs import first_record_in_runs
+from coopstreams.preflight.checks import why_rows_are_deleted
+from coopstreams.preflight.facts import is_gone, start_offsets
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.restore import (
     NO_STOPS,
+    TRUSTED_MS,
     Bounds,
     Restore,
     RestoreProgress,
     lacking,
+    trusted_ms,
 )
 from coopstreams.state.snapshot_download import (
     DownloadProgress,
@@ -51,6 +57,7 @@ from coopstreams.topology.errors import (
     LogError,
     OffsetOutOfRangeError,
     SerdeError,
+    UnknownTopicError,
 )
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -68,6 +75,13 @@ topic.
 NO_TIMES: Mapping[str, int] = {}
 LOOK_S = 0.005
 """How long a step waits for records or downloads."""
+AT_ANY_AGE = 1 << 63
+"""A time behind all others: brokers may compact each record at once."""
+RUNS_PATIENCE_S = 10.0
+"""How long brokers may return no record of a done run before the opening is tried
+again.
+"""
+RUNS_LOOK_S = 0.1
 
 
 class _Wanted(NamedTuple):
@@ -169,7 +183,7 @@ class _Job:
         return {key_range: at for key_range, at in known if at is not None}
 
 
-class Restoring:
+class Restores:
     """The restores of one instance. Used by the opener thread; `progress` and
     `downloading` by any.
     """
@@ -212,6 +226,13 @@ class Restoring:
     ) -> None:
         """Drop the done runs in the topics that stores are restored from.
 
+        Such a table is what its task has read of the topic, up to one offset. So its
+        task does the records in order and commits positions only. Done runs above the
+        position are of an earlier version of coopstreams, which committed the gaps
+        between records (markers, compacted offsets, other key ranges): no record lies
+        in them. Or the table had a changelog then, and records passed each other: the
+        rows of these are in no state that an offset describes.
+
         Raises:
             LogError: retryable: the brokers did not answer.
             ConfigError: a record lies in one; the message has the cure.
@@ -220,8 +241,10 @@ class Restoring:
             source = TopicPartition(spec.source or "", task.partition)
             if source not in progress.partitions:
                 continue
-            segments = progress.segments(source)
-            done = first_record_in_runs(self._log, source, segments, self._host)
+            parted = [segment for segment in progress.segments(source) if segment.runs]
+            done = None
+            if parted:
+                done = _first_record_in_runs(self._log, source, parted, self._host)
             if done is not None:
                 raise ConfigError(
                     f"{task}: the record of {source} at offset {done} was done before "
@@ -253,51 +276,40 @@ class Restoring:
             LogError: the brokers did not answer; nothing was added.
             ConfigError: a changelog was deleted, or the brokers delete its rows.
         """
-        topics = [
-            (spec, spec.source or self._changelog(spec))
-            for spec in stores
-            if spec.logged or spec.name in positions
-        ]
         wanted = {
-            TopicPartition(topic, task.partition): _Wanted(
+            self._topic_of(spec, task): _Wanted(
                 spec, database, positions.get(spec.name, NO_STOPS), times.get(spec.name)
             )
-            for spec, topic in topics
+            for spec in stores
+            if spec.logged or spec.name in positions
         }
         bounds = self._changelogs.all_bounds(
             {changelog: one.stops for changelog, one in wanted.items()}
         )
-        kept = {
-            topic: spec.name
-            for spec, topic in topics
-            if spec.source is None and spec.retention_ms is None
-        }
-        self._changelogs.check_compacted(kept)
-        missing = {
-            changelog: self._missing(task, one, bounds[changelog])
+        self._changelogs.check_compacted(
+            {
+                changelog.topic: one.spec.name
+                for changelog, one in wanted.items()
+                if one.spec.source is None and one.spec.retention_ms is None
+            }
+        )
+        downloads = {
+            changelog: (groups, self._changelogs.topic(changelog.topic))
             for changelog, one in wanted.items()
+            if (groups := self._missing(task, one, bounds[changelog]))
         }
-        known = {
-            changelog: self._changelogs.topic(changelog.topic)
-            for changelog, groups in missing.items()
-            if groups
-        }
-        self._waiting[task] = (
-            set()
-        )  # only now: if the brokers do not answer, nothing is added in part
+        # Only now: if the brokers do not answer, nothing is added in part.
+        self._waiting[task] = set()
         for changelog, one in wanted.items():
-            if changelog in known:
-                self._begin(
-                    task,
-                    changelog,
-                    one,
-                    bounds[changelog],
-                    known[changelog],
-                    missing[changelog],
-                )
+            if changelog in downloads:
+                missing = downloads[changelog]
+                self._begin(task, changelog, one, bounds[changelog], *missing)
             else:
                 self._join(task, changelog, one, bounds[changelog])
         self._go_on(task)
+
+    def _topic_of(self, spec: StoreSpec, task: TaskId) -> TopicPartition:
+        return TopicPartition(spec.source or self._changelog(spec), task.partition)
 
     def cancel(self, task: TaskId) -> None:
         """Stop restoring for a task; restored rows stay in the database, with their
@@ -496,8 +508,8 @@ class Restoring:
         changelog: TopicPartition,
         wanted: _Wanted,
         bounds: Bounds,
-        known: Changelog,
         groups: Sequence[int],
+        known: Changelog,
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
@@ -679,3 +691,177 @@ class Restoring:
             job.restore.spec.name,
         )
         job.anew(bounds)
+
+
+class Changelogs:
+    """Changelog topics at the brokers: ids, offsets and settings. Belongs to one thread.
+
+    The id and the settings of a topic are fetched once until `forget`: tasks that open
+    together need the same.
+
+    Raises:
+        LogError: the brokers do not answer.
+        ConfigError: a changelog was deleted, or the brokers delete its rows.
+    """
+
+    def __init__(
+        self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms
+    ) -> None:
+        self._cluster = cluster
+        self._clock_ms = clock_ms
+        self._ids: dict[str, str] = {}
+        self._settings: dict[str, Mapping[str, str]] = {}
+
+    def forget(self) -> None:
+        """Discard cached ids and settings: a topic may be recreated or reconfigured."""
+        self._ids.clear()
+        self._settings.clear()
+
+    def bounds(
+        self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS
+    ) -> Bounds:
+        """Return the bounds of a restore that begins now.
+
+        The target is the end of the changelog, unless `stops` has the end of each
+        range.
+        """
+        return self.all_bounds({changelog: stops})[changelog]
+
+    def all_bounds(
+        self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]
+    ) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of each of these changelogs, with its stops; one request
+        fetches the ends.
+        """
+        asked_ms = self._clock_ms()
+        ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
+        ends = self._cluster.end_offsets(
+            [changelog for changelog, stops in changelogs.items() if not stops]
+        )
+        return {
+            changelog: Bounds(
+                self._cluster.start_offset(changelog),
+                max(stops.values()) if stops else ends[changelog],
+                ids[changelog],
+                asked_ms,
+                trusted_ms(self._settings_of(changelog.topic)),
+            )
+            for changelog, stops in changelogs.items()
+        }
+
+    def check_compacted(self, stores: Mapping[str, str]) -> None:
+        """Check that the brokers delete no rows of these changelogs, as far as this
+        process may read their settings.
+
+        `stores`: the store that each keeps, by topic.
+        """
+        found = []
+        for topic, store in stores.items():
+            settings = self._settings_of(topic)
+            if deletes(settings):
+                count = self._cluster.partitions([topic])[topic]
+                starts = start_offsets(self._cluster, topic, count)
+                found.append(why_rows_are_deleted(topic, settings, store, starts))
+        if found:
+            raise ConfigError("\n".join(found))
+
+    def compacted_until_ms(self, topic: str) -> int | None:
+        """Return the time before which records were old enough to be compacted.
+
+        None: the topic is not compacted, as far as this process may read its settings.
+        """
+        settings = self._settings_of(topic)
+        if "compact" not in settings.get("cleanup.policy", ""):
+            return None
+        lag_ms = int(settings.get("min.compaction.lag.ms", 0))
+        # Without a lag no record is too young, whatever time it is: the clock of this
+        # machine may be behind that of the broker.
+        return self._clock_ms() - lag_ms if lag_ms else AT_ANY_AGE
+
+    def end(self, changelog: TopicPartition) -> int:
+        """Return the end that a changelog has now."""
+        return self._cluster.end_offset(changelog)
+
+    def is_still(self, topic: str, topic_id: str) -> bool:
+        """Whether the topic of that name has that id now."""
+        return self._topic_id(topic) == topic_id
+
+    def topic(self, topic: str) -> Changelog:
+        """Return the topic's name, current id and partition count."""
+        return Changelog(
+            topic,
+            self._topic_id(topic),
+            self._cluster.partitions([topic]).get(topic, 0),
+        )
+
+    def _topic_id(self, topic: str) -> str:
+        if topic not in self._ids:
+            try:
+                self._ids[topic] = self._cluster.topic_id(topic)
+            except UnknownTopicError as error:
+                if not is_gone(self._cluster, topic):
+                    raise
+                raise ConfigError(
+                    f"{topic}, from which a store is to be restored, was deleted: the next start says what is lost, "
+                    "and the cures"
+                ) from error
+        return self._ids[topic]
+
+    def _settings_of(self, topic: str) -> Mapping[str, str]:
+        """Return the settings of a topic; none if this process may not read them: then
+        Kafka's defaults apply.
+        """
+        if topic not in self._settings:
+            try:
+                self._settings[topic] = self._cluster.topic_config(topic)
+            except LogError as error:
+                if error.retryable:
+                    raise
+                log.warning(
+                    "%s. State is trusted for %g hours after it was true.",
+                    error,
+                    TRUSTED_MS / 3_600_000,
+                )
+                self._settings[topic] = {}
+        return self._settings[topic]
+
+
+def _first_in(runs: Runs, offsets: Iterable[int]) -> int | None:
+    """Return the first of these offsets that lies in a run; None: none does."""
+    return next((offset for offset in offsets if contains(runs, offset)), None)
+
+
+def _first_record_in_runs(
+    log: Log, source: TopicPartition, parted: Sequence[Segment], host: Host
+) -> int | None:
+    """Return the offset of a record of these hashes in the done runs of their segment.
+
+    `parted`: segments with runs. None: there is no such record.
+
+    Raises:
+        LogError: retryable: the brokers did not return all records in time.
+    """
+    start = max(min(segment.runs[0][0] for segment in parted), log.start_offset(source))
+    end = max(segment.end for segment in parted)
+    with closing(log.reader()) as reader:
+        reader.route(source, [segment.key_range for segment in parted])
+        reader.assign({source: Position(start)})
+        at = start
+        moved_at = host.now()
+        while at < end:
+            batches = reader.fetch(BATCH, RUNS_LOOK_S)
+            for batch in batches:
+                done = _first_in(parted[batch.slot].runs, batch.columns.offsets)
+                if done is not None:
+                    return done
+            reached = max((batch.next_offset for batch in batches), default=at)
+            if reached > at:
+                at = reached
+                moved_at = host.now()
+            elif host.now() - moved_at > RUNS_PATIENCE_S:
+                raise LogError(
+                    f"{source} returned no record between offsets {at} and {end} for "
+                    f"{RUNS_PATIENCE_S:g} s: the group has committed done records there",
+                    retryable=True,
+                )
+    return None

@@ -1,39 +1,12 @@
-"""Whether a task without a position has never begun, or has lost its position; whether
-somebody else has set it.
+"""Whether a task without a position has never begun or has lost its position, and
+whether somebody else has set it.
 
 A task makes its first position durable before it processes anything (`Progress.begin`).
-So state implies a position. A changelog with records and no offset of any source means
-that the group's offsets were deleted, or expired while no instance ran. To begin at
-`auto.offset.reset` then would process everything again on top of the state. The same
-holds if key ranges have committed and the plain offset, which came first, is gone;
-hashes with individual commits keep their positions.
+So state implies a position. To begin at `auto.offset.reset` where the position was lost
+would process everything again on top of the state.
 
-All offsets of a group expire together, and individual commits stay. So a source with
-individual commits and no offset shows that the offsets have expired; unless a reset had
-the topic made anew, whose plain offset went with the old one (`CommitView.anew`). Any
-other source with neither has then lost its position, even if its task has no state: it
-must not write its results again into the sources of a task that has.
-
-Likewise a repartition topic with records, and no position in it or in any source of
-those who write to it: the records were copied from another cluster, or are left of a
-group whose offsets are gone. The sources are read again and would write them again,
-behind those that are there.
-
-The first task without an offset of a source triggers a check of the whole application.
-
-An offset without our metadata was set by another tool. That is allowed, as with any
-consumer, but told: the state stays where it was, so records are processed into it a
-second time, or are missing. If no store of the application has a row yet, the offset is
-rather that of another application in this group, Quix Streams' or Faust's, say, whose
-state is not here: results would begin from nothing there. So that is refused, unless an
-operator says it (`coopstreams group reset`, whose offsets have our metadata).
-
-Kafka Streams gives its group, changelogs and repartition topics the names that we give
-ours, and tells its offsets by their metadata. Most of its rows have the bytes of ours.
-Those of joins of streams and by foreign keys, of versioned tables and of `suppress`
-have not, and which operator wrote a row is not known. So where its offsets are and a
-changelog has records, the application is refused; an application without state goes on
-at the offsets.
+All offsets of a group expire together, and individual commits stay. The first task
+without an offset of a source triggers a check of the whole application.
 
 Invariant: ends of internal topics and individual commits are read before offsets, so an
 application that is just beginning elsewhere never counts as one that lost its offsets.
@@ -64,8 +37,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Begun:
-    """Checks the changelogs of one application. Used by the opener thread."""
+class PositionCheck:
+    """Checks the positions of one application. Used by the opener thread."""
 
     group: str
     log: Log
@@ -93,108 +66,133 @@ class Begun:
         Raises:
             ConfigError: it has lost its position; the message has the cure.
         """
-        self._check_streams(
-            {source: opening.committed for source, opening in openings.items()}
-        )
-        self._check_foreign(task, openings)
+        committed = {source: opening.committed for source, opening in openings.items()}
+        self._refuse_kafka_streams(committed)
+        self._check_set_by_others(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
-            if (
-                openings[source].term > 1
-            ):  # siblings have committed, and they began with a plain offset
+            # Siblings have committed, and they began with a plain offset.
+            if openings[source].term > 1:
                 raise self._lost(
                     f"key ranges of {source} have committed, others never did, and the plain offset that they began "
                     "with is gone",
                     [source],
                 )
-        if not beginning and all(
-            opening.committed is not None for opening in openings.values()
-        ):
-            return
+        if beginning or None in committed.values():
+            self._look(task, follower)
+
+    def _look(self, task: TaskId, follower: Follower) -> None:
+        """Check the whole application, at the first task; then each task by itself."""
         resolved = self.resolved()
-        numbers = (
-            [(task.subtopology, task.partition)] if self._looked else _numbers(resolved)
-        )
-        self._look(
-            resolved, numbers, {} if self._looked else _repartitions(resolved), follower
-        )
+        tasks = [(task.subtopology, task.partition)]
+        repartitions: Mapping[TopicPartition, Collection[TopicPartition]] = {}
+        if not self._looked:
+            tasks = _numbers(resolved)
+            repartitions = _repartitions(resolved)
+        changelogs: dict[TopicPartition, Collection[TopicPartition]] = {}
+        sources: set[TopicPartition] = set()
+        for number, partition in tasks:
+            read = resolved.sources(TaskId(number, partition, WHOLE))
+            sources.update(read)
+            for store in resolved.programs[number].subtopology.stores:
+                if store.logged:
+                    changelogs[TopicPartition(self.changelog(store), partition)] = read
+        ends = self.log.end_offsets([*changelogs, *repartitions])
+        individual = set(follower.sources())
+        if any(ends.values()) or not sources.isdisjoint(individual):
+            rows = self.coordinator.fetch_offsets(sources, stable=False).offsets
+            plain = {
+                source: Committed.parse(*row)
+                for source, row in rows.items()
+                if row is not None
+            }
+            self._refuse_kafka_streams(plain)
+            self._check_expired(sources, plain, follower)
+            positions = plain.keys() | individual
+            self._check_changelogs(changelogs, ends, positions)
+            self._check_repartitions(repartitions, ends, positions)
         self._looked = True
 
-    def _look(
+    def _check_expired(
         self,
-        resolved: ResolvedTopology,
-        numbers: Iterable[tuple[int, int]],
-        repartitions: Mapping[TopicPartition, Collection[TopicPartition]],
+        sources: Collection[TopicPartition],
+        plain: Collection[TopicPartition],
         follower: Follower,
     ) -> None:
-        sources = {
-            (number, partition): resolved.sources(TaskId(number, partition, WHOLE))
-            for number, partition in numbers
-        }
-        changelogs = {
-            changelog: read
-            for (number, partition), read in sources.items()
-            for changelog in self._changelogs(resolved, number, partition)
-        }
-        ends = self.log.end_offsets([*changelogs, *repartitions])
-        beside = set(follower.sources())
-        every = {source for read in sources.values() for source in read}
-        if not any(ends.values()) and every.isdisjoint(beside):
-            return
-        rows = self.coordinator.fetch_offsets(every, stable=False).offsets
-        known = {partition for partition, row in rows.items() if row is not None}
-        self._check_streams(
-            {
-                source: None if row is None else Committed.parse(*row)
-                for source, row in rows.items()
-            }
-        )
-        lost = sorted(
+        """Refuse sources without a position where another one has individual commits
+        and no offset: that shows that the offsets have expired.
+
+        A source without a position counts even if its task has no state: it must not
+        write its results again into the sources of a task that has.
+        """
+        individual = set(follower.sources())
+        without = sorted(set(sources).difference(plain))
+        lost = [
             source
-            for source in every - known - beside
-            if source.topic not in self.new()
-        )
+            for source in without
+            if source not in individual and source.topic not in self.new()
+        ]
         # A reset that had a topic made anew began it without a plain offset.
-        orphans = sorted(
+        orphans = [
             source
-            for source in every & beside - known
-            if not follower.anew(source, None)
-        )
+            for source in without
+            if source in individual and not follower.anew(source, None)
+        ]
         if lost and orphans:
             raise self._lost(
                 f"{orphans[0]} has individual commits, its plain offset, which came first, is gone, and there is no "
                 f"position of {', '.join(map(str, lost))}",
                 lost,
             )
-        for changelog, read in changelogs.items():
-            new = all(source.topic in self.new() for source in read)
-            if (
-                ends[changelog] > 0
-                and known.isdisjoint(read)
-                and beside.isdisjoint(read)
-                and not new
-            ):
+
+    def _check_changelogs(
+        self,
+        changelogs: Mapping[TopicPartition, Collection[TopicPartition]],
+        ends: Mapping[TopicPartition, int],
+        positions: Collection[TopicPartition],
+    ) -> None:
+        """Refuse changelogs with records and no position of any source: the group's
+        offsets were deleted, or expired while no instance ran.
+        """
+        for changelog, sources in changelogs.items():
+            new = all(source.topic in self.new() for source in sources)
+            if ends[changelog] and not new and set(sources).isdisjoint(positions):
                 raise self._lost(
                     f"{changelog} has records, and there is no position in any of its sources",
-                    read,
+                    sources,
                 )
-        for at, origins in repartitions.items():
-            if (
-                ends[at] > 0
-                and (known | beside).isdisjoint([at, *origins])
-                and ends[at] > self.log.start_offset(at)
-            ):
+
+    def _check_repartitions(
+        self,
+        repartitions: Mapping[TopicPartition, Collection[TopicPartition]],
+        ends: Mapping[TopicPartition, int],
+        positions: Collection[TopicPartition],
+    ) -> None:
+        """Refuse repartition topics with records and no position in them or in what
+        they are written from: the records were copied from another cluster, or are left
+        of a group whose offsets are gone.
+        """
+        for at, sources in repartitions.items():
+            around = {at, *sources}
+            if not ends[at] or not around.isdisjoint(positions):
+                continue
+            if ends[at] > self.log.start_offset(at):
                 raise self._lost(
                     f"{at} has records, there is no position in any of the sources from which they were written, and "
                     "what these have would be written again, behind them",
-                    sorted({at, *origins}),
+                    sorted(around),
                 )
 
-    def _check_streams(
+    def _refuse_kafka_streams(
         self, committed: Mapping[TopicPartition, Committed | None]
     ) -> None:
         """Refuse the changelogs of an application of Kafka Streams: it has committed
-        some of these plain offsets.
+        some of these plain offsets, which their metadata tell.
+
+        It gives its group, changelogs and repartition topics the names that we give
+        ours, and most of its rows have the bytes of ours: those of joins, versioned
+        tables and `suppress` have not. Which operator wrote a row is not known. An
+        application without state goes on at the offsets.
         """
         source = min(
             (at for at, plain in committed.items() if plain and plain.of_kafka_streams),
@@ -214,11 +212,15 @@ class Begun:
                 "under this id, and writes its results again"
             )
 
-    def _check_foreign(
+    def _check_set_by_others(
         self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]
     ) -> None:
-        """Warn of positions that another tool has set, if there is state; refuse them
-        if there is none yet.
+        """Warn of positions that another tool has set (they lack our metadata), if
+        there is state: it stays where it was. Refuse them if there is none yet.
+
+        Without a row, the offset is rather that of another application in this group,
+        whose state is not here. An operator may say it (`coopstreams group reset`,
+        whose offsets have our metadata).
         """
         foreign = {
             source: opening.committed.offset
@@ -285,16 +287,6 @@ class Begun:
             if store.logged and store.source is None
         ]
 
-    def _changelogs(
-        self, resolved: ResolvedTopology, subtopology: int, partition: int
-    ) -> list[TopicPartition]:
-        stores = resolved.programs[subtopology].subtopology.stores
-        return [
-            TopicPartition(self.changelog(store), partition)
-            for store in stores
-            if store.logged
-        ]
-
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
         return ConfigError(
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
@@ -333,26 +325,28 @@ def _repartitions(
     those of the application's group.
     """
     written: dict[str, list[TopicPartition]] = {}
-    shared: set[str] = set()
-    for number, program in resolved.programs.items():
-        topics = [
-            node.topic
-            for node in program.subtopology.nodes
-            if isinstance(node, Sink) and node.internal
-        ]
-        for topic in topics:
-            read = (
-                resolved.sources(TaskId(number, at, WHOLE))
-                for at in range(resolved.topics.tasks[number] or 0)
-            )
-            written.setdefault(topic, []).extend(
-                source for sources in read for source in sources
-            )
-        if program.subtopology.unordered:
-            shared.update(topics)
+    for number, partition in _numbers(resolved):
+        sources = resolved.sources(TaskId(number, partition, WHOLE))
+        for topic in _written_topics(resolved, number):
+            written.setdefault(topic, []).extend(sources)
+    shared = {
+        topic
+        for number, program in resolved.programs.items()
+        if program.subtopology.unordered
+        for topic in _written_topics(resolved, number)
+    }
     return {
         TopicPartition(topic, partition): sources
         for topic, sources in written.items()
         if topic not in shared
         for partition in range(resolved.topics.partitions[topic])
     }
+
+
+def _written_topics(resolved: ResolvedTopology, number: int) -> list[str]:
+    """Return the repartition topics that a sub-topology writes to."""
+    return [
+        node.topic
+        for node in resolved.programs[number].subtopology.nodes
+        if isinstance(node, Sink) and node.internal
+    ]

@@ -18,7 +18,7 @@ from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.state import MemoryState
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restores import Restores
 from coopstreams.state import layout, snapshot, snapshot_download
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
@@ -94,7 +94,7 @@ class World:
         )
         self.append(KEYS, 0)
         self.append(KEYS[:7], 1)
-        self.reading = Restoring(
+        self.reading = Restores(
             self.log,
             self.changelog,
             Snapshots(place + self.url, "app", folder / "incoming"),
@@ -117,7 +117,7 @@ class World:
         in bytes.
         """
         origin = Database(Memory(), [COUNTS])
-        plain = Restoring(self.log, self.changelog)
+        plain = Restores(self.log, self.changelog)
         plain.add(BIG, [COUNTS], origin, {})
         while plain.step():
             pass
