@@ -1,28 +1,35 @@
 """Tables of the documentation that are made from the code: settings, metrics, paths of
-the HTTP interface, topics, commands.
+the HTTP interface, topics, commands, public names.
 
-python -m tests.docs.reference writes them into docs/reference/ and docs/consumer.md
+python -m tests.docs.reference writes them into docs/reference/, docs/api.md and docs/consumer.md
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer.main
 from prometheus_client.metrics import MetricWrapperBase
 
+import coopstreams
+from coopstreams import consumer, spark, testing
 from coopstreams.commit import cluster_policy, record
 from coopstreams.common.config import SETTINGS
 from coopstreams.common.metrics import Metrics
+from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
 from coopstreams.consumer.consumer_settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.preflight.checks import CHECKS
 from coopstreams.preflight.last_version import topic_spec as version_topic
+from coopstreams.query.client import QueryClient
 from coopstreams.query.openapi import description
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.status.reasons import KINDS, UNWELL
+from coopstreams.topology import errors
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 from tests.command_line import app
@@ -159,7 +166,7 @@ def commands() -> list[list[str]]:
     return [
         [
             f"`{' '.join([name, *arguments])}`",
-            re.split(r"(?<=\.) ", " ".join((command.help or "").split()))[0],
+            _sentence(command.help or ""),
             ", ".join(f"`{option}`" for option in options),
         ]
         for name, command in _leaves("coopstreams", typer.main.get_command(app))
@@ -172,6 +179,22 @@ def reasons() -> list[list[str]]:
     return [
         [f"`{code}`", meaning, "no" if effect is UNWELL else "yes"]
         for code, (effect, meaning) in KINDS.items()
+    ]
+
+
+def names(scope: object, public: Sequence[str]) -> list[list[str]]:
+    """Return a row for each public name of a module or class: the first sentence of its
+    docstring.
+    """
+    return [[f"`{name}`", _summary(getattr(scope, name))] for name in sorted(public)]
+
+
+def methods(kind: type) -> list[str]:
+    """Return the public methods of a class, inherited ones too."""
+    return [
+        name
+        for name in dir(kind)
+        if callable(getattr(kind, name)) and not name.startswith("_")
     ]
 
 
@@ -204,6 +227,17 @@ def _config(config: dict[str, str]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in config.items())
 
 
+def _summary(described: object) -> str:
+    """Return the first sentence of a docstring as a cell."""
+    paragraph = (inspect.getdoc(described) or "").partition("\n\n")[0]
+    return _sentence(paragraph).replace("|", "\\|")
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a text, in one line."""
+    return re.split(r"(?<=\.) ", " ".join(text.split()))[0]
+
+
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Yield each command below one, with the words that call it."""
     inside = getattr(command, "commands", {})
@@ -233,6 +267,20 @@ def _words(command: Any) -> tuple[list[str], list[str]]:
     return arguments, options
 
 
+_MODULES = {
+    "coopstreams": (coopstreams, coopstreams.__all__),
+    "coopstreams.consumer": (consumer, consumer.__all__),
+    "coopstreams.spark": (spark, spark.__all__),
+    "coopstreams.testing": (testing, testing.__all__),
+    "errors": (errors, [name for name in vars(errors) if name.endswith("Error")]),
+}
+_CLASSES = (QueryClient, CooperativeConsumer, CooperativeFetch)
+SCOPES: dict[str, tuple[object, Sequence[str]]] = _MODULES | {
+    kind.__name__: (kind, methods(kind)) for kind in _CLASSES
+}
+"""What has public names, and these."""
+
+_API = ROOT / "docs" / "api.md"
 _REFERENCE = ROOT / "docs" / "reference"
 _CONSUMER = ROOT / "docs" / "consumer.md"
 TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
@@ -246,6 +294,14 @@ TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
     "commands": (_REFERENCE / "commands.md", COMMAND, commands),
     "consumer settings": (_CONSUMER, SETTING, consumer_settings),
     "policies": (_CONSUMER, POLICY, policies),
+    **{
+        f"names of {scope}": (
+            _API,
+            (f"`{scope}`", "what it is"),
+            partial(names, *found),
+        )
+        for scope, found in SCOPES.items()
+    },
 }
 """Each generated table: its page, its heading, and its rows."""
 

@@ -8,11 +8,7 @@ import re
 
 import pytest
 
-import coopstreams
-from coopstreams import consumer, spark, testing
-from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
-from coopstreams.query.client import QueryClient
-from coopstreams.topology import errors, serdes
+from coopstreams.topology import serdes
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.cogrouped import CogroupedKStream
@@ -58,7 +54,7 @@ def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
         GUIDE / "operators.md", f"`{operators.__name__}`", "callback", "what comes out"
     )
     listed = [name for row in rows for name in code_words(row[0])]
-    assert sorted(listed) == sorted(public(operators))
+    assert sorted(listed) == sorted(reference.methods(operators))
 
 
 def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
@@ -66,7 +62,7 @@ def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
         GUIDE / "processors.md", "`TopologyBuilder`", "callback", "what it adds"
     )
     assert sorted(name for row in rows for name in code_words(row[0])) == sorted(
-        public(TopologyBuilder)
+        reference.methods(TopologyBuilder)
     )
 
 
@@ -87,30 +83,10 @@ def test_the_guide_lists_every_serde() -> None:
     assert listed == {f"serdes.{name}" for name in known} | {"Serde"}
 
 
-def test_every_public_name_has_one_line() -> None:
-    listed = {
-        module: names_in(table)
-        for table in tables(API)
-        for module in [code_words(table[0][0])[0]]
-    }
-    assert listed["coopstreams"] == sorted(coopstreams.__all__)
-    assert listed["coopstreams.spark"] == sorted(spark.__all__)
-    assert listed["coopstreams.testing"] == sorted(testing.__all__)
-    assert listed["errors"] == sorted(
-        name for name in vars(errors) if name.endswith("Error")
+def test_the_page_of_public_names_has_no_other_table() -> None:
+    assert {code_words(table[0][0])[0] for table in tables(API)} == set(
+        reference.SCOPES
     )
-    assert listed["coopstreams.consumer"] == sorted(consumer.__all__)
-    classes = [QueryClient, CooperativeConsumer, CooperativeFetch]
-    for described in classes:
-        assert listed[described.__name__] == sorted(public(described))
-    modules = {
-        "coopstreams",
-        "coopstreams.consumer",
-        "coopstreams.spark",
-        "coopstreams.testing",
-        "errors",
-    }
-    assert set(listed) == modules | {described.__name__ for described in classes}
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
@@ -119,17 +95,3 @@ def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
         for row in table_headed(GLOSSARY, "word", "means", "Kafka Streams")
     ]
     assert words == sorted(set(words))
-
-
-def public(kind: type) -> list[str]:
-    """Return the public methods of a class, inherited ones too."""
-    return [
-        name
-        for name in dir(kind)
-        if callable(getattr(kind, name)) and not name.startswith("_")
-    ]
-
-
-def names_in(table: list[list[str]]) -> list[str]:
-    """Return the names of a table's first column."""
-    return [name for row in table[1:] for name in code_words(row[0])]
