@@ -64,7 +64,8 @@ class CoopStreams:
     `restore_listener` are called while stores are restored, by the threads that restore
     them.
 
-    It runs once: to try again after an error, make another one.
+    It runs once: to try again after an error, make another one. Any thread may call its
+    methods.
 
     Raises (`run`):
         ConfigError, TopologyError: before any connection, or when the topics do not fit
@@ -104,7 +105,7 @@ class CoopStreams:
 
     @property
     def state(self) -> StreamsState:
-        """The state of this instance. Any thread."""
+        """The state of this instance."""
         return self._lifecycle.state
 
     def run(self) -> None:
@@ -118,8 +119,7 @@ class CoopStreams:
                 signal.signal(number, handler)
 
     def stop(self) -> bool:
-        """Ask the instance to drain and end; return at once. Any thread, and before
-        `run` too.
+        """Ask the instance to drain and end; return at once; before `run`, too.
 
         Shape: True if it has begun to join the group, so that `run` has to drain before
         it returns.
@@ -138,17 +138,17 @@ class CoopStreams:
         self._pause(True)
 
     def resume(self) -> None:
-        """Process again after `pause`. Any thread."""
+        """Process again after `pause`."""
         self._pause(False)
 
     @property
     def paused(self) -> bool:
-        """Whether processing is paused, here or over HTTP. Any thread."""
+        """Whether processing is paused, here or over HTTP."""
         instance = self._instance
         return self._paused if instance is None else instance.paused
 
     def add_stream_thread(self) -> str | None:
-        """Start one more stream thread; return its name at once. Any thread.
+        """Start one more stream thread; return its name at once.
 
         The group learns of it and cuts the key ranges again; it has tasks as soon as
         they have moved. None: the instance does not run (yet, or any more).
@@ -156,7 +156,7 @@ class CoopStreams:
         return None if self._instance is None else self._instance.add_thread()
 
     def remove_stream_thread(self) -> str | None:
-        """End a stream thread; return its name at once. Any thread.
+        """End a stream thread; return its name at once.
 
         It commits, and its tasks move to the other threads and instances. None: the
         instance does not run, or this is its last thread: `pause` it, or `stop` it.
@@ -165,7 +165,7 @@ class CoopStreams:
 
     def status(self) -> dict[str, Any] | None:
         """Return the status of this instance, as `/v1/status` reports each; None before
-        it runs. Any thread.
+        it runs.
         """
         if self._serving is None:
             return None
@@ -417,7 +417,7 @@ class _Block:
         self._serving = AsyncExitStack()
 
     def end(self, *, failed: bool) -> None:
-        """Note that the instance has ended. Any thread."""
+        """Note that the instance has ended, on any of its threads."""
         with suppress(
             RuntimeError
         ):  # the loop is closed: the block was given up before the instance had drained

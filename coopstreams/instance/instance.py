@@ -75,7 +75,10 @@ of member metadata.
 
 
 class Instance:
-    """The control thread of a process: `run` until `stop`."""
+    """The control thread of a process: `run` until `stop`.
+
+    Any thread may call the public methods and read `standing`, `stalls` and `busy`.
+    """
 
     def __init__(self, components: Components, lifecycle: Lifecycle) -> None:
         self.components = components
@@ -198,8 +201,8 @@ class Instance:
             raise failure.raised
 
     def stop(self) -> bool:
-        """Ask the instance to end; return whether it has to drain. Any thread, signal
-        handlers too.
+        """Ask the instance to end; return whether it has to drain. Signal handlers may
+        call it.
         """
         self._stop.set()
         self._tell(Stopping())
@@ -218,7 +221,7 @@ class Instance:
                 close()
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume processing. Any thread.
+        """Pause or resume processing.
 
         A paused instance stays a member of the group with its tasks, which are
         restored, commit and answer queries.
@@ -231,7 +234,7 @@ class Instance:
     @property
     def busy(self) -> bool:
         """Whether records wait to be processed or fetched: fetching takes the
-        interpreter, too. Any thread.
+        interpreter, too.
         """
         return not self.paused and (
             any(thread.backlog for thread in self._threads) or self._dispatcher.behind
@@ -239,13 +242,13 @@ class Instance:
 
     def add_thread(self) -> str | None:
         """Ask for one more stream thread; return its name. None: it does not run (yet,
-        or any more). Any thread.
+        or any more).
         """
         return self._threads.add() if self._runs else None
 
     def remove_thread(self) -> str | None:
         """Ask for the end of a stream thread; return its name. None: it does not run,
-        or it is the last. Any thread.
+        or it is the last.
         """
         return self._threads.remove() if self._runs else None
 
@@ -333,8 +336,8 @@ class Instance:
         return None
 
     def _tell(self, event: Event) -> None:
-        """Put an event into the control thread's inbox, and end its wait. Any thread,
-        signal handlers too.
+        """Put an event into the control thread's inbox, and end its wait, on any
+        thread and from signal handlers.
         """
         self._inbox.put(event)
         self._dispatcher.wake()

@@ -35,9 +35,9 @@ from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Health, Seen, health
-from coopstreams.tasks.figures import DownloadStatus, RestoreStatus, TaskStatus
 from coopstreams.tasks.lifecycle import ENDING
 from coopstreams.tasks.task import Task
+from coopstreams.tasks.task_figures import DownloadStatus, RestoreStatus, TaskStatus
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.stores import StoreSpec

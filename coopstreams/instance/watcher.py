@@ -39,10 +39,10 @@ from coopstreams.opening.globals import MADE_ANEW
 from coopstreams.state.checkpoints import NO_TOPIC
 from coopstreams.status.detector import SLOW_S, STALLED_S, StallDetector
 from coopstreams.tasks.events import Event, Failed, PolicyChanged
-from coopstreams.tasks.figures import TaskFigures
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
+from coopstreams.tasks.task_figures import TaskFigures
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,

@@ -20,7 +20,7 @@ from coopstreams.status.model import (
     UnreachableInstance,
 )
 from coopstreams.status.reasons import Reason
-from coopstreams.tasks.figures import TaskPlace, TaskStatus
+from coopstreams.tasks.task_figures import TaskPlace, TaskStatus
 from coopstreams.topology.keys import key_group
 from coopstreams.topology.task_id import TaskId
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from coopstreams.common.host import Host
 from coopstreams.sharing.share_thread import ShareFigures, ShareThread, WorkFigures
-from coopstreams.tasks.figures import Drop, drops
+from coopstreams.tasks.task_figures import Drop, drops
 from coopstreams.topology.graph.nodes import Node
 
 log = logging.getLogger(__name__)

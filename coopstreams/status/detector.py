@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from coopstreams.tasks.figures import CallFigures
+from coopstreams.commit.broker_waits import Asking
 from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
 
@@ -359,41 +360,70 @@ def excuse(
         return "it is opened again"
     asking = home.committer.asking
     asked_at = asking.asked_at
-    trouble = asking.trouble
     if asked_at is None and now - home.moved_at > detector.stalled_s:
-        return ""
-    if why := detector.away(task, now):
+        return ""  # its thread is stuck elsewhere
+    if why := detector.away(task, now) or _failed_commit(asking, now):
         return why
-    if trouble is not None and now - trouble[1] <= asking.answer_s:
-        return (
-            f"the brokers failed its commit {now - trouble[1]:.0f} s ago: {trouble[0]}"
-        )
     if asked_at is not None:
-        if now - asked_at <= asking.answer_s:
-            return "the brokers have not answered yet"
-        if (
-            detector.away_at > asked_at
-            and (ago := now - detector.away_at) <= asking.answer_s
-        ):
-            return (
-                detector.any_away(now)
-                or f"brokers did not answer until {ago:.0f} s ago"
-            )
-        return "" if group_answers else "the group does not answer"
-    if why := detector.kept_back(task):
-        return why
-    if (
-        calls is not None
-        and calls.within_limits
-        and calls.waited_s(now) > detector.stalled_s
-    ):
-        return (
-            "the time-out of a call is not over, and a new process would begin it anew"
-        )
-    busy = detector.busy(
-        [other for other, thread in homes.items() if thread is home and other != task],
-        now,
+        why = _asked(asked_at, asking.answer_s, detector, now)
+        return why or ("" if group_answers else "the group does not answer")
+    return (
+        detector.kept_back(task)
+        or _called(calls, detector, now)
+        or _busy(task, homes, detector, now)
     )
+
+
+def _failed_commit(asking: Asking, now: float) -> str:
+    """Return the error of the brokers that failed the last commit, if it is not old."""
+    if asking.trouble is None:
+        return ""
+    error, at = asking.trouble
+    return (
+        f"the brokers failed its commit {now - at:.0f} s ago: {error}"
+        if now - at <= asking.answer_s
+        else ""
+    )
+
+
+def _asked(
+    asked_at: float, answer_s: float, detector: StallDetector, now: float
+) -> str:
+    """Return why the answer to a request may still come."""
+    if now - asked_at <= answer_s:
+        return "the brokers have not answered yet"
+    away_s = now - detector.away_at
+    if detector.away_at <= asked_at or away_s > answer_s:
+        return ""
+    return detector.any_away(now) or f"brokers did not answer until {away_s:.0f} s ago"
+
+
+def _called(calls: CallFigures | None, detector: StallDetector, now: float) -> str:
+    """Return that the first record has waited all the time for calls that are within
+    their time-outs.
+    """
+    if (
+        calls is None
+        or not calls.within_limits
+        or calls.waited_s(now) <= detector.stalled_s
+    ):
+        return ""
+    return "the time-out of a call is not over, and a new process would begin it anew"
+
+
+def _busy(
+    task: TaskId,
+    homes: Mapping[TaskId, StreamThread],
+    detector: StallDetector,
+    now: float,
+) -> str:
+    """Return which other task its thread works on."""
+    others = [
+        other
+        for other, thread in homes.items()
+        if thread is homes[task] and other != task
+    ]
+    busy = detector.busy(others, now)
     return "" if busy is None else f"its thread is busy with task {busy}"
 
 

@@ -20,8 +20,8 @@ from msgspec import Meta
 from coopstreams.common.metrics import Totals
 from coopstreams.sharing.share_group import ShareStatus
 from coopstreams.status.reasons import Reason
-from coopstreams.tasks.figures import TaskPlace, TaskStatus
 from coopstreams.tasks.tally import FailureStatus
+from coopstreams.tasks.task_figures import TaskPlace, TaskStatus
 
 Kind: TypeAlias = Literal["key_value", "versioned", "window", "session", "global"]
 """The kind of a store, which decides the requests that it answers."""

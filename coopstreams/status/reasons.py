@@ -26,9 +26,9 @@ from coopstreams.status.detector import (
     excuse,
     wait_of,
 )
-from coopstreams.tasks.figures import CallFigures
 from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.task_id import TaskId
 

@@ -26,7 +26,6 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.figures import TaskFigures
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls
@@ -39,6 +38,7 @@ from coopstreams.tasks.queues import (
     Step,
 )
 from coopstreams.tasks.tally import Tally
+from coopstreams.tasks.task_figures import TaskFigures
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Part, operators_of
 from coopstreams.topology.compile.outputs import Output

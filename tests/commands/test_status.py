@@ -13,7 +13,7 @@ from coopstreams.commands.terminal.figures import plain_console
 from coopstreams.sharing.share_group import ShareStatus
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Reason
-from coopstreams.tasks.figures import (
+from coopstreams.tasks.task_figures import (
     Calls,
     DownloadStatus,
     RestoreStatus,

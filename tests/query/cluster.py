@@ -41,7 +41,8 @@ from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.state.window_table import VersionTable
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Health, HealthCode, Reason
-from coopstreams.tasks.figures import (
+from coopstreams.tasks.tally import FailureStatus
+from coopstreams.tasks.task_figures import (
     DownloadStatus,
     RestoreStatus,
     SourceStatus,
@@ -49,7 +50,6 @@ from coopstreams.tasks.figures import (
     drops,
     hot_groups,
 )
-from coopstreams.tasks.tally import FailureStatus
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

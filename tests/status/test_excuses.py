@@ -10,8 +10,8 @@ import pytest
 
 from coopstreams.commit.broker_waits import Asking, Wait
 from coopstreams.status.detector import StallDetector, excuse
-from coopstreams.tasks.figures import CallFigures
 from coopstreams.tasks.stream_thread import StreamThread
+from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, SinkUnavailableError
 from coopstreams.topology.keys import WHOLE, KeyRange
