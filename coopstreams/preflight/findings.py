@@ -2,7 +2,7 @@
 
 A check is a pure function of facts that were gathered before. Its row in a table says
 what it protects from, and whether a finding ends the start or is only logged. The table
-in docs/operating.md is made from the rows.
+in docs/reference/checks.md is made from the rows.
 """
 
 from __future__ import annotations
