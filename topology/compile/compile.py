@@ -265,12 +265,12 @@ def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | No
 
 def _source_function(compiler: Compiler, source: Source) -> str:
     """Generate the loop over a batch of a source; return the function's name."""
-    function = compiler.unit.function(compiler.unit.identifier("from", source.name))
+    function = compiler.function(compiler.unit.identifier("from", source.name))
     function.parameters = ("keys", "values", "timestamps", "stream_times")
     function.over_batch = True
     with function.loop(""):
         header = len(function.lines) - 1
-        tables.expire_first(compiler, function, source)
+        tables.expire_first(function, source)
         if source.key.check_key is not None and not source.internal:
             check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):
@@ -286,8 +286,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         ):
             read_parts(function, compiler.parts, names)
             record.parts = function.parts
-        compiler.forward(function, source, record)
-    native_folds.settle(compiler, function, source)
+        function.forward(source, record)
+    native_folds.settle(function, source)
     columns = {
         "key_bytes": "keys",
         "value_bytes": "values",

@@ -27,8 +27,8 @@ from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Aggregate, Node
 from coopstreams.topology.operators import native_folds, windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.tables import drop_null_key, drop_the_past
 from coopstreams.topology.operators.windowing import UNCHANGEABLE, snapshot
 from coopstreams.topology.stores import StoreSpec
@@ -44,9 +44,7 @@ _START_BYTES = Struct(">q").pack
 """Returns the last 8 bytes of a `window_key`: the window start."""
 
 
-def aggregate(
-    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables
-) -> None:
+def aggregate(function: Body, node: Aggregate, record: RecordVariables) -> None:
     """Generate a count, a reduce or an aggregate of a stream, with or without windows."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -60,18 +58,17 @@ def aggregate(
     if aggregate_reads(node).key:
         function.key(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    if node.store.name in compiler.native:
-        native_folds.fold(compiler, function, node, record, key_bytes)
+    if node.store.name in function.compiler.native:
+        native_folds.fold(function, node, record, key_bytes)
         return
     if node.windows is None:
-        _add_to_row(compiler, function, node, record, key_bytes)
+        _add_to_row(function, node, record, key_bytes)
     else:
-        _add_by_time(compiler, function, node, node.windows, record, key_bytes)
+        _add_by_time(function, node, node.windows, record, key_bytes)
 
 
 def _add_by_time(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     windows: AnyWindows,
     record: RecordVariables,
@@ -79,42 +76,34 @@ def _add_by_time(
 ) -> None:
     """Generate code: a record is added to its windows."""
     moves = isinstance(windows, SlidingWindows | SessionWindows)
-    operator_time = compiler.operator_time(function, node)
-    expire = compiler.expire(operator_time, node.store)
+    operator_time = function.operator_time(node)
+    expire = function.compiler.expire(operator_time, node.store)
     if node.cogrouped or moves:
         # These windows look back beyond the open ones, or another stream is ahead of
         # theirs: expired rows must be gone, however records are cut into batches.
-        observed = (
-            _observed(compiler, function, node) if node.cogrouped else operator_time
-        )
+        observed = _observed(function, node) if node.cogrouped else operator_time
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
-    compiler.stream_time(function, node, record)
+    function.stream_time(node, record)
     if isinstance(windows, SlidingWindows | SessionWindows):
-        _add_to_moving_windows(
-            compiler, function, node, record, key_bytes, operator_time
-        )
+        _add_to_moving_windows(function, node, record, key_bytes, operator_time)
         return
     in_place = not node.emit_on_close
     if in_place and isinstance(windows, TimeWindows) and windows.tumbles:
-        row = _tumbling_key(
-            compiler, function, node, windows, record, key_bytes, operator_time
-        )
-        _add_to_row(compiler, function, node, record, row)
+        row = _tumbling_key(function, node, windows, record, key_bytes, operator_time)
+        _add_to_row(function, node, record, row)
     else:
-        _add_to_windows(
-            compiler, function, node, windows, record, key_bytes, operator_time
-        )
+        _add_to_windows(function, node, windows, record, key_bytes, operator_time)
 
 
-def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
+def _observed(function: Body, node: Aggregate) -> str:
     """Generate the latest stream time of all streams that are cogrouped with a node's;
     return its variable.
     """
     observed = function.fresh("observed")
-    analysis = compiler.analysis
+    analysis = function.analysis
     times = [
-        compiler.unit.operator_time(
+        function.unit.operator_time(
             analysis.numbers[other.name], analysis.topics(other)
         )
         for other in analysis.nodes
@@ -124,16 +113,12 @@ def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
     return observed
 
 
-def cogroup_merge(
-    compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables
-) -> None:
+def cogroup_merge(function: Body, node: CogroupMerge, record: RecordVariables) -> None:
     """Generate code: the update of an aggregation is forwarded."""
-    compiler.forward(function, node, record)
+    function.forward(node, record)
 
 
-def table_group(
-    compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables
-) -> None:
+def table_group(function: Body, node: TableGroup, record: RecordVariables) -> None:
     """Generate code: an update of a row becomes an update of the row of its new key, or
     of two rows.
     """
@@ -142,11 +127,9 @@ def table_group(
     new = function.fresh("new")
     old = function.fresh("old")
     assert record.old is not None  # `group_table` requested old values
-    one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
-    other = compiler.call_of(
-        function, "mapper", node.mapper, record, ("key", record.old)
-    )
-    regroup = compiler.unit.constant("regrouped", regrouped)
+    one = function.call_of("mapper", node.mapper, record, ("key", "value"))
+    other = function.call_of("mapper", node.mapper, record, ("key", record.old))
+    regroup = function.unit.constant("regrouped", regrouped)
     many = function.fresh("pairs")
     key = function.fresh("key")
     pair = function.fresh("pair")
@@ -155,8 +138,7 @@ def table_group(
         function.line(f"{old} = None if {record.old} is None else {other}")
         function.line(f"{many} = {regroup}({new}, {old})")
     with function.loop(f"for {key}, {pair} in {many}:"):
-        compiler.forward(
-            function,
+        function.forward(
             node,
             replace(
                 record.with_key(key).with_value(pair),
@@ -190,8 +172,7 @@ def regrouped(
 
 
 def table_aggregate(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableAggregate,
     record: RecordVariables,
 ) -> None:
@@ -200,32 +181,28 @@ def table_aggregate(
     """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
-    unit = compiler.unit
+    unit = function.unit
     pair = function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     key = function.key(record) if node.initializer is not None else "None"
-    entry = compiler.entry_of(function, node.store, key_bytes)
+    entry = function.entry_of(node.store, key_bytes)
     before = function.fresh("before")
     fold = unit.constant("changed_aggregate", _folding(node))
-    forwards = not compiler.caches(node) and compiler.analysis.edges(node)
+    forwards = not function.compiler.caches(node) and function.analysis.edges(node)
     function.line(f"{before} = {entry}.value")
     old = (
-        _kept(compiler, function, node.store, before, plain=node.adder is None)
-        if forwards and compiler.analysis.wants_old(node)
+        _kept(function, node.store, before, plain=node.adder is None)
+        if forwards and function.analysis.wants_old(node)
         else None
     )
-    undo = (
-        ()
-        if node.adder is None
-        else undo_of(compiler, function, node.store, entry, before)
-    )
+    undo = () if node.adder is None else undo_of(function, node.store, entry, before)
     new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node, undo=undo)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")
     function.line(f"{entry}.value = {new}")
-    compiler.touch(function, node.store, key_bytes, entry)
-    compiler.keep_headers(function, node, entry)
+    function.touch(node.store, key_bytes, entry)
+    function.keep_headers(node, entry)
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
@@ -238,7 +215,7 @@ def table_aggregate(
             record.stream_time,
             has_key=True,
         )
-        compiler.forward(function, node, replace(row, key=record.key, old=old))
+        function.forward(node, replace(row, key=record.key, old=old))
 
 
 _Fold: TypeAlias = Callable[[Any, tuple[Any, Any], Any], Any]
@@ -288,8 +265,7 @@ def _aggregating(
 
 
 def _add_to_row(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     record: RecordVariables,
     key_bytes: str,
@@ -300,38 +276,36 @@ def _add_to_row(
 
     `skip`: the statement behind a failure, if it is not the function's.
     """
-    entry = compiler.entry_of(function, node.store, key_bytes)
+    entry = function.entry_of(node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
     forwards = (
-        not compiler.caches(node)
+        not function.compiler.caches(node)
         and not node.emit_on_close
-        and compiler.analysis.edges(node)
+        and function.analysis.edges(node)
     )
     old = (
-        _kept(compiler, function, node.store, before, plain=_is_count(node))
-        if forwards and compiler.analysis.wants_old(node)
+        _kept(function, node.store, before, plain=_is_count(node))
+        if forwards and function.analysis.wants_old(node)
         else None
     )
     if old is not None:
-        old = _begun(compiler, function, node, before, old, skip)
-    value = _new_aggregate(compiler, function, node, record, entry, before, skip)
-    compiler.touch(function, node.store, key_bytes, entry)
+        old = _begun(function, node, before, old, skip)
+    value = _new_aggregate(function, node, record, entry, before, skip)
+    function.touch(node.store, key_bytes, entry)
     if not node.emit_on_close:
-        compiler.keep_headers(function, node, entry)
+        function.keep_headers(node, entry)
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
-        compiler.forward(
-            function,
+        function.forward(
             node,
             replace(_row(node, record, key_bytes, value, timestamp), old=old),
         )
 
 
 def _add_to_windows(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     windows: Windows,
     record: RecordVariables,
@@ -339,7 +313,7 @@ def _add_to_windows(
     operator_time: str,
 ) -> None:
     """Generate code: a record is added to all open windows that hold it."""
-    pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
+    pack = function.unit.constant("window_start_bytes", _START_BYTES)
     start = function.fresh("start")
     key = function.fresh("window_key")
     if isinstance(windows, TimeWindows):
@@ -353,7 +327,7 @@ def _add_to_windows(
         start_bytes = f"{pack}({start})"
         closed = f"{start} + {windows.size_ms + windows.grace_ms}"
     else:  # of the user's, whose methods may fail
-        name = compiler.unit.constant("windows", windows)
+        name = function.unit.constant("windows", windows)
         found = function.fresh("found")
         start_bytes = function.fresh("start_bytes")
         closed = function.fresh("closed")
@@ -363,7 +337,7 @@ def _add_to_windows(
             function.line(
                 f"{found} = [{pair} for {start} in {name}.starts({record.timestamp})]"
             )
-    late = function.fresh("late") if compiler.analysis.late_edges(node) else None
+    late = function.fresh("late") if function.analysis.late_edges(node) else None
     if late:
         function.line(f"{late} = None")
     with function.loop(f"for {each}:"):
@@ -376,19 +350,18 @@ def _add_to_windows(
         function.line(f"{key} = {key_bytes} + {start_bytes}")
         if node.emit_on_close:
             function.line(
-                f"{_closing(compiler, node, windows, operator_time)}.add({key})"
+                f"{_closing(function.compiler, node, windows, operator_time)}.add({key})"
             )
         # A record fails once, with the windows that remain.
-        _add_to_row(compiler, function, node, replace(record), key, skip="break")
+        _add_to_row(function, node, replace(record), key, skip="break")
     if late:
         with function.block(f"if {late}:"):
-            compiler.call_late(function, node, record)
-    _forward_closed(compiler, function, node, operator_time)
+            function.call_late(node, record)
+    _forward_closed(function, node, operator_time)
 
 
 def _add_to_moving_windows(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     record: RecordVariables,
     key_bytes: str,
@@ -397,7 +370,7 @@ def _add_to_moving_windows(
     """Generate code: a record is added to sliding windows or sessions, and their
     updates forwarded.
     """
-    unit = compiler.unit
+    unit = function.unit
     windows = node.windows
     updates = function.fresh("updates")
     assert windows is not None
@@ -408,8 +381,7 @@ def _add_to_moving_windows(
     call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
-        compiler.drop_late(
-            function,
+        function.drop_late(
             node,
             record,
             f"{name}.is_late({record.timestamp}, {operator_time})",
@@ -422,28 +394,26 @@ def _add_to_moving_windows(
     if isinstance(windows, SessionWindows):
         with function.block("else:"), function.block(f"if not {taken}:"):
             function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
-            compiler.call_late(function, node, record)
+            function.call_late(node, record)
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
             function.line(
-                f"{_closing(compiler, node, windows, operator_time)}.add(update.key)"
+                f"{_closing(function.compiler, node, windows, operator_time)}.add(update.key)"
             )
-        _forward_closed(compiler, function, node, operator_time)
-    elif not compiler.analysis.edges(node):
+        _forward_closed(function, node, operator_time)
+    elif not function.analysis.edges(node):
         return
-    elif compiler.caches(node):
+    elif function.compiler.caches(node):
         with function.loop(f"for update in {updates}:"):
-            compiler.keep_headers(
-                function, node, f"get_{unit.store(node.store)}(update.key)"
-            )
+            function.keep_headers(node, f"get_{unit.store(node.store)}(update.key)")
     elif isinstance(windows, SessionWindows):
         looked_up = any(
-            isinstance(other, TableTableJoin) for other in compiler.analysis.nodes
+            isinstance(other, TableTableJoin) for other in function.analysis.nodes
         )
         told = f"{name}.in_turn({updates})" if looked_up else updates
-        _forward_without_headers(compiler, function, node, told, operator_time)
+        _forward_without_headers(function, node, told, operator_time)
     else:
-        _forward_updates(compiler, function, node, updates, record.stream_time)
+        _forward_updates(function, node, updates, record.stream_time)
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
@@ -472,8 +442,7 @@ def _moving(node: Aggregate) -> Callable[[Any], object]:
 
 
 def _forward_updates(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     updates: str,
     stream_time: str,
@@ -491,16 +460,14 @@ def _forward_updates(
             stream_time,
             has_key=True,
         )
-        compiler.forward(
-            function,
+        function.forward(
             node,
-            replace(row, old=old if compiler.analysis.wants_old(node) else None),
+            replace(row, old=old if function.analysis.wants_old(node) else None),
         )
 
 
 def _forward_without_headers(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     updates: str,
     operator_time: str,
@@ -508,12 +475,12 @@ def _forward_without_headers(
     """Generate code: updates of sessions are forwarded without headers, as in Kafka
     Streams.
     """
-    unit = compiler.unit
+    unit = function.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
-        emit = unit.function(name)
+        emit = function.compiler.function(name)
         emit.parameters = ("updates",)
-        _forward_updates(compiler, emit, node, "updates", operator_time)
+        _forward_updates(emit, node, "updates", operator_time)
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
@@ -530,10 +497,9 @@ def _closing(
     if f"{name}_due" not in unit.operator_times[operator_time].due:
         unit.operator_times[operator_time].due.append(f"{name}_due")
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
-        due = unit.function(f"{name}_due")
+        due = compiler.function(f"{name}_due")
         due.over_batch = True
         _forward_updates(
-            compiler,
             due,
             node,
             f"process.held({name}.closed({operator_time}))",
@@ -548,11 +514,9 @@ def _closing_windows(
     return windowing.Closing(store, windows, process.parts_of(node, topics))
 
 
-def _forward_closed(
-    compiler: Compiler, function: Function, node: Aggregate, operator_time: str
-) -> None:
+def _forward_closed(function: Body, node: Aggregate, operator_time: str) -> None:
     if node.emit_on_close:
-        name = compiler.unit.identifier("closing", node.name)
+        name = function.unit.identifier("closing", node.name)
         with function.block(f"if {name}.next <= {operator_time}:"):
             function.line(f"{name}_due()")
 
@@ -576,8 +540,7 @@ def _is_count(node: Aggregate) -> bool:
 
 
 def _kept(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     store: StoreSpec,
     before: str,
     *,
@@ -589,7 +552,7 @@ def _kept(
     if plain:
         return before
     old = function.fresh("old")
-    unit = compiler.unit
+    unit = function.unit
     function.line(
         f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})"
     )
@@ -597,8 +560,7 @@ def _kept(
 
 
 def _begun(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     before: str,
     old: str,
@@ -612,7 +574,7 @@ def _begun(
     initial = (
         "0"
         if _is_count(node)
-        else f"{compiler.unit.constant('initializer', node.initializer)}()"
+        else f"{function.unit.constant('initializer', node.initializer)}()"
     )
     return function.guarded(
         "old", f"{initial} if {before} is None else {old}", node, skip
@@ -620,8 +582,7 @@ def _begun(
 
 
 def _new_aggregate(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     record: RecordVariables,
     entry: str,
@@ -636,22 +597,20 @@ def _new_aggregate(
         later = f"{old} + 1"
     elif node.initializer is None:
         first = function.value(record)
-        later = compiler.call_of(
-            function, "reducer", node.aggregator, record, (old, "value")
-        )
+        later = function.call_of("reducer", node.aggregator, record, (old, "value"))
     else:
-        initial = f"{compiler.unit.constant('initializer', node.initializer)}()"
-        first = compiler.call_of(
-            function, "aggregator", node.aggregator, record, ("key", "value", initial)
+        initial = f"{function.unit.constant('initializer', node.initializer)}()"
+        first = function.call_of(
+            "aggregator", node.aggregator, record, ("key", "value", initial)
         )
-        later = compiler.call_of(
-            function, "aggregator", node.aggregator, record, ("key", "value", old)
+        later = function.call_of(
+            "aggregator", node.aggregator, record, ("key", "value", old)
         )
     if node.aggregator is None:
         new = function.fresh("new")
         function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
     else:
-        undo = undo_of(compiler, function, node.store, entry, old)
+        undo = undo_of(function, node.store, entry, old)
         new = function.guarded(
             "new", f"{first} if {old} is None else {later}", node, skip, undo
         )
@@ -662,8 +621,7 @@ def _new_aggregate(
 
 
 def _tumbling_key(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     windows: TimeWindows,
     record: RecordVariables,
@@ -676,12 +634,11 @@ def _tumbling_key(
     start = function.fresh("start")
     start_bytes = function.fresh("start_bytes")
     key = function.fresh("window_key")
-    pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
+    pack = function.unit.constant("window_start_bytes", _START_BYTES)
     function.line(
         f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}"
     )
-    compiler.drop_late(
-        function,
+    function.drop_late(
         node,
         record,
         f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}",
@@ -707,9 +664,7 @@ OPERATORS: Mapping[type[Node], Operator] = {
 }
 
 
-def undo_of(
-    compiler: Compiler, function: Function, store: StoreSpec, entry: str, before: str
-) -> Sequence[str]:
+def undo_of(function: Body, store: StoreSpec, entry: str, before: str) -> Sequence[str]:
     """Generate code before a call that may change the value of a row; return the lines
     that undo the change.
 
@@ -722,10 +677,10 @@ def undo_of(
     read from bytes for each call (twice the cost); copies of flat dicts (the same
     cost).
     """
-    if not compiler.may_drop:
+    if not function.compiler.may_drop:
         return ()
     kept = function.fresh("kept")
-    unit = compiler.unit
+    unit = function.unit
     encode, decode = (
         unit.constant(f"{way}_value", getattr(store.value, way))
         for way in ("encode", "decode")

@@ -163,7 +163,6 @@ class Unit:
         """
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
-        self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
         self._wrapped: list[str] = []
         """The lines that wrap the functions of nodes, once for each task."""
 
@@ -266,37 +265,11 @@ class Unit:
             ),
         )
 
-    def function(self, name: str) -> Function:
-        """Begin a function."""
-        function = Function(self, name)
-        self.functions.append(function)
-        return function
-
-    def shared(
-        self,
-        what: object,
-        name: str,
-        write: Callable[[Function], None],
-        node: str | None = None,
-    ) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function for `what` and one record. The
-        first call writes it.
-
-        `node`: the node that the record enters by the function; None: several, or a
-        part of one.
-        """
-        if what not in self._called:
-            function = self.function(f"{name}_{len(self.functions)}")
-            write(function)
-            function.parameters = tuple(
-                part for part in PARAMETERS if function.mentions(part)
-            )
-            self._called[what] = (function.name, function.parameters)
-            if self.wrapper is not None and node is not None:
-                self._wrapped.append(
-                    f"{function.name} = {self.constant('wrapper', self.wrapper)}({node!r}, {function.name})"
-                )
-        return self._called[what]
+    def wrap(self, node: str, function: str) -> None:
+        """Let the wrapper, if there is one, wrap the function of a node."""
+        if self.wrapper is not None:
+            wrapper = self.constant("wrapper", self.wrapper)
+            self._wrapped.append(f"{function} = {wrapper}({node!r}, {function})")
 
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
         """Return the whole source: a function that binds the generated functions to the

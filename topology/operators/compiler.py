@@ -23,6 +23,7 @@ from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import (
     MOST_LOOPS,
+    PARAMETERS,
     Function,
     RecordVariables,
     Unit,
@@ -34,8 +35,8 @@ from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
-Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
-"""`(compiler, function, node, record)`: writes the code of a node for a record from its
+Operator: TypeAlias = Callable[["Body", Any, RecordVariables], None]
+"""`(function, node, record)`: writes the code of a node for a record from its
 parent number `record.side`.
 """
 
@@ -84,75 +85,48 @@ class Compiler:
             analysis.nodes,
             frozenset(node.name for node in analysis.nodes if self.caches(node)),
         )
-        self._operators = operators
+        self.operators = operators
+        self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
 
     def caches(self, node: Node) -> bool:
         """Whether the record cache holds back the updates of a table until the flush."""
         return self.caching and node.name not in self.analysis.uncached
 
-    def forward(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Generate code: a record goes to the children of a node. Nothing may be
-        written for this record afterwards.
-        """
-        edges = self.analysis.edges(node)
-        if len(edges) > 1:
-            self._read_once(function, edges, record)
-        for edge in edges[:-1]:
-            self._call(function, edge, record)
-        if edges:
-            self.enter(function, edges[-1], record)
+    def function(self, name: str) -> Body:
+        """Begin a function."""
+        function = Body(self, name)
+        self.unit.functions.append(function)
+        return function
 
-    def call_children(
+    def shared_function(
         self,
-        function: Function,
-        node: Node,
-        record: RecordVariables,
-        to: str | None = None,
-    ) -> None:
-        """Generate code: a record goes to the children of a node, or to the one named
-        `to`, by calls, not inlined.
+        what: object,
+        name: str,
+        write: Callable[[Body], None],
+        node: str | None = None,
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return name and parameters of the function for `what` and one record. The
+        first call writes it.
 
-        For a node that forwards in several places.
+        `node`: the node that the record enters by the function; None: several, or a
+        part of one.
         """
-        for edge in self.analysis.edges(node):
-            if to in (None, edge.child.name):
-                self._call(function, edge, record)
-
-    def drop_late(
-        self, function: Function, node: Node, record: RecordVariables, condition: str
-    ) -> None:
-        """Generate code: under this condition the record is late: drop it, count it,
-        pass it to `Late` children.
-        """
-        with function.block(f"if {condition}:"):
-            self.call_late(function, node, record)
-            function.drop(node, "late")
-
-    def call_late(
-        self, function: Function, node: Node, record: RecordVariables
-    ) -> None:
-        """Generate code: a late record goes to the node's `Late` children, by calls:
-        late records are rare.
-        """
-        for edge in self.analysis.late_edges(node):
-            self._call(function, edge, record)
-
-    def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Generate code: a record goes to one child, inlined if possible. Write nothing
-        for this record afterwards.
-        """
-        inline = (
-            self.analysis.has_one_parent(edge.child)
-            and function.loops < MOST_LOOPS
-            and self.unit.wrapper is None
-        )
-        (self._write if inline else self._call)(function, edge, replace(record))
+        if what not in self._called:
+            function = self.function(f"{name}_{len(self.unit.functions)}")
+            write(function)
+            function.parameters = tuple(
+                part for part in PARAMETERS if function.mentions(part)
+            )
+            self._called[what] = (function.name, function.parameters)
+            if node is not None:
+                self.unit.wrap(node, function.name)
+        return self._called[what]
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
         """Generate the function that forwards the updates that a record cache holds
         back; return its name.
         """
-        function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
+        function = self.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
         with function.loop(
             f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"
@@ -169,21 +143,101 @@ class Compiler:
                     f"old = None if entry.stored is None else {decode}(entry.stored)"
                 )
                 record.old = "old"
-            self.forward(function, node, record)
-        self.read_stream_time(function, node)
+            function.forward(node, record)
+        function.read_stream_time(node)
         return function.name
 
-    def read_stream_time(self, function: Function, node: Node) -> None:
+    @property
+    def before(self) -> str:
+        """The variable of the values that rows had before the record, by the names of
+        their stores: see `self_joins`.
+        """
+        return self.unit.made("before", "rows", dict, "")
+
+    def expire(self, operator_time: str, store: StoreSpec) -> str:
+        """Let an operator time expire a store's windows after each batch; return the
+        function that expires them now.
+        """
+        name = f"advance_{self.unit.store(store)}"
+        self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
+        if name not in self.unit.operator_times[operator_time].stores:
+            self.unit.operator_times[operator_time].stores.append(name)
+        return name
+
+
+class Body(Function):
+    """A generated function while it is written, with the way of records from node to
+    node.
+    """
+
+    def __init__(self, compiler: Compiler, name: str) -> None:
+        super().__init__(compiler.unit, name)
+        self.compiler = compiler
+        self.analysis = compiler.analysis
+
+    def forward(self, node: Node, record: RecordVariables) -> None:
+        """Generate code: a record goes to the children of a node. Nothing may be
+        written for this record afterwards.
+        """
+        edges = self.analysis.edges(node)
+        if len(edges) > 1:
+            self._read_once(edges, record)
+        for edge in edges[:-1]:
+            self._call(edge, record)
+        if edges:
+            self.enter(edges[-1], record)
+
+    def call_children(
+        self,
+        node: Node,
+        record: RecordVariables,
+        to: str | None = None,
+    ) -> None:
+        """Generate code: a record goes to the children of a node, or to the one named
+        `to`, by calls, not inlined.
+
+        For a node that forwards in several places.
+        """
+        for edge in self.analysis.edges(node):
+            if to in (None, edge.child.name):
+                self._call(edge, record)
+
+    def drop_late(self, node: Node, record: RecordVariables, condition: str) -> None:
+        """Generate code: under this condition the record is late: drop it, count it,
+        pass it to `Late` children.
+        """
+        with self.block(f"if {condition}:"):
+            self.call_late(node, record)
+            self.drop(node, "late")
+
+    def call_late(self, node: Node, record: RecordVariables) -> None:
+        """Generate code: a late record goes to the node's `Late` children, by calls:
+        late records are rare.
+        """
+        for edge in self.analysis.late_edges(node):
+            self._call(edge, record)
+
+    def enter(self, edge: Edge, record: RecordVariables) -> None:
+        """Generate code: a record goes to one child, inlined if possible. Write nothing
+        for this record afterwards.
+        """
+        inline = (
+            self.analysis.has_one_parent(edge.child)
+            and self.loops < MOST_LOOPS
+            and self.unit.wrapper is None
+        )
+        (self._write if inline else self._call)(edge, replace(record))
+
+    def read_stream_time(self, node: Node) -> None:
         """Generate code: a flush begins with the stream time of its node, if a node
         below asks for it.
         """
-        if function.mentions("stream_time"):
+        if self.mentions("stream_time"):
             topics = self.unit.constant("topics", self.analysis.topics(node))
-            function.prologue.append(f"stream_time = process.stream_time({topics})")
+            self.prologue.append(f"stream_time = process.stream_time({topics})")
 
     def call_of(
         self,
-        function: Function,
         label: str,
         called: UserFunction,
         record: RecordVariables,
@@ -198,14 +252,14 @@ class Compiler:
         if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
             code = expression(self.unit, called, record.parts.__getitem__)
             if code is not None:
-                value, has_parts = function.value_without_parts(record)
+                value, has_parts = self.value_without_parts(record)
                 arguments = ", ".join(["None"] * (len(parts) - 1) + [value])
                 return f"({code} if {has_parts} else {self.unit.constant(label, called)}({arguments}))"
         read = []
         for at, part in enumerate(parts):
             if part in ("key", "value"):
                 reads = reads_argument(called, at, len(parts))
-                form = function.key if part == "key" else function.value
+                form = self.key if part == "key" else self.value
                 read.append(form(record) if reads else "None")
             else:
                 read.append(part)
@@ -216,98 +270,75 @@ class Compiler:
             else call
         )
 
-    def stream_time(
-        self, function: Function, node: Node, record: RecordVariables
-    ) -> str:
+    def stream_time(self, node: Node, record: RecordVariables) -> str:
         """Generate code: a node has received a record; return the variable of its
         stream time, the largest timestamp.
 
         The records that other tasks have of the partition count, too: the output of a
         node must not depend on how the partition is cut.
         """
-        operator_time = self.operator_time(function, node)
-        with function.block(f"if {record.timestamp} > {operator_time}:"):
-            function.line(f"{operator_time} = {record.timestamp}")
+        operator_time = self.operator_time(node)
+        with self.block(f"if {record.timestamp} > {operator_time}:"):
+            self.line(f"{operator_time} = {record.timestamp}")
         return operator_time
 
-    def keep_headers(self, function: Function, node: Node, entry: str) -> None:
+    def keep_headers(self, node: Node, entry: str) -> None:
         """Generate code: the record's headers are kept with the row that it changed, if
         the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """
-        if self.caches(node) and self.analysis.edges(node):
-            with function.block("if headed:"):
-                function.line(f"{entry}.headers = process.headers")
+        if self.compiler.caches(node) and self.analysis.edges(node):
+            with self.block("if headed:"):
+                self.line(f"{entry}.headers = process.headers")
 
-    def entry_of(self, function: Function, store: StoreSpec, key_bytes: str) -> str:
+    def entry_of(self, store: StoreSpec, key_bytes: str) -> str:
         """Generate the look-up of a row of a store; return the variable of its entry."""
-        entry = function.fresh("entry")
+        entry = self.fresh("entry")
         name = self.unit.store(store)
-        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
-        self.remember(function, store, f"{entry}.value")
+        self.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        self.remember(store, f"{entry}.value")
         return entry
 
-    def remember(self, function: Function, store: StoreSpec, value: str) -> None:
+    def remember(self, store: StoreSpec, value: str) -> None:
         """Generate code: the value of a row is remembered before a record changes it,
         if a self-join looks it up.
         """
-        if store.name in self.self_joins.first:
-            function.line(f"{self.before}.clear()")
-            function.line(f"{self.before}[{store.name!r}] = {value}")
-        elif store.name in self.self_joins.behind:
-            function.line(f"{self.before}.setdefault({store.name!r}, {value})")
+        if store.name in self.compiler.self_joins.first:
+            self.line(f"{self.compiler.before}.clear()")
+            self.line(f"{self.compiler.before}[{store.name!r}] = {value}")
+        elif store.name in self.compiler.self_joins.behind:
+            self.line(f"{self.compiler.before}.setdefault({store.name!r}, {value})")
 
-    @property
-    def before(self) -> str:
-        """The variable of the values that rows had before the record, by the names of
-        their stores: see `self_joins`.
-        """
-        return self.unit.made("before", "rows", dict, "")
-
-    def touch(
-        self, function: Function, store: StoreSpec, key_bytes: str, entry: str
-    ) -> None:
+    def touch(self, store: StoreSpec, key_bytes: str, entry: str) -> None:
         """Generate code: an entry, whose value and timestamp are set, is marked as
         changed.
         """
         name = self.unit.store(store)
-        with function.block(f"if not {entry}.dirty:"):
-            function.line(f"touch_{name}({key_bytes}, {entry})")
+        with self.block(f"if not {entry}.dirty:"):
+            self.line(f"touch_{name}({key_bytes}, {entry})")
         if store.ttl_ms is not None:
-            function.line(f"note_{name}({key_bytes}, {entry})")
+            self.line(f"note_{name}({key_bytes}, {entry})")
 
-    def operator_time(self, function: Function, node: Node) -> str:
+    def operator_time(self, node: Node) -> str:
         """Return the variable of a node's stream time, for a function that may change
         it.
         """
         operator_time = self.unit.operator_time(
             self.analysis.numbers[node.name], self.analysis.topics(node)
         )
-        function.assigned.add(operator_time)
+        self.assigned.add(operator_time)
         return operator_time
 
-    def expire(self, operator_time: str, store: StoreSpec) -> str:
-        """Let an operator time expire a store's windows after each batch; return the
-        function that expires them now.
-        """
-        name = f"advance_{self.unit.store(store)}"
-        self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
-        if name not in self.unit.operator_times[operator_time].stores:
-            self.unit.operator_times[operator_time].stores.append(name)
-        return name
-
-    def expire_view(self, function: Function, node: Node, store: StoreSpec) -> None:
+    def expire_view(self, node: Node, store: StoreSpec) -> None:
         """Let the windows in the store of a view, or of a join of tables, expire with
         those of the tables above.
         """
         if store.kind != "key_value":
             for windows in self.analysis.windows_above(node):
-                self.expire(self.operator_time(function, windows), store)
+                self.compiler.expire(self.operator_time(windows), store)
 
-    def _read_once(
-        self, function: Function, edges: list[Edge], record: RecordVariables
-    ) -> None:
+    def _read_once(self, edges: list[Edge], record: RecordVariables) -> None:
         """Deserialise parts here that several children read. A part that one child
         reads is deserialised there.
         """
@@ -316,25 +347,25 @@ class Compiler:
             for edge in edges
         ]
         if sum(read.key for read in reads) > 1:
-            function.key(record)
+            self.key(record)
         if sum(read.value for read in reads) > 1:
-            function.value(record)
+            self.value(record)
 
-    def _call(self, function: Function, edge: Edge, record: RecordVariables) -> None:
+    def _call(self, edge: Edge, record: RecordVariables) -> None:
         child = edge.child
         inner = record.as_parameters()
-        name, parameters = self.unit.shared(
+        name, parameters = self.compiler.shared_function(
             (child.name, edge.side, record.form()),
             self.unit.identifier("to", child.name),
-            lambda body: self._write(body, edge, inner),
+            lambda body: body._write(edge, inner),
             child.name,
         )
-        function.line(
+        self.line(
             f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})"
         )
 
-    def _write(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        function.line(f"# {edge.child.name}")
-        self._operators[type(edge.child)](
-            self, function, edge.child, replace(record, side=edge.side)
+    def _write(self, edge: Edge, record: RecordVariables) -> None:
+        self.line(f"# {edge.child.name}")
+        self.compiler.operators[type(edge.child)](
+            self, edge.child, replace(record, side=edge.side)
         )

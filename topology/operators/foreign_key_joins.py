@@ -27,16 +27,14 @@ from coopstreams.topology.graph.join_nodes import (
     ForeignKeyResult,
 )
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.lookups import RowVariables, look_up
 from coopstreams.topology.operators.tables import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
 
-def ask(
-    compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables
-) -> None:
+def ask(function: Body, node: ForeignKeyAsk, record: RecordVariables) -> None:
     """Generate code: a change of a left row sends subscriptions to the right rows of
     its new and old foreign keys.
     """
@@ -48,7 +46,7 @@ def ask(
     # As `result` writes the row again to compare: a topic may have other bytes (spaces,
     # other fields, their order).
     data = function.value_as_bytes(record.with_value(value), node.value, node)
-    make = compiler.unit.constant(
+    make = function.unit.constant(
         "ask",
         partial(
             questions, node.extract, node.foreign_key.for_keys().serialize, node.left
@@ -69,12 +67,11 @@ def ask(
             record.stream_time,
             dense=True,
         )
-        compiler.forward(function, node, made)
+        function.forward(node, made)
 
 
 def answer(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: ForeignKeyAnswer,
     record: RecordVariables,
 ) -> None:
@@ -89,13 +86,13 @@ def answer(
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
-        store = compiler.unit.store(node.store)
-        found_of = compiler.unit.constant("subscribers_of", subscribers_of)
+        store = function.unit.store(node.store)
+        found_of = function.unit.constant("subscribers_of", subscribers_of)
         with function.loop(
             f"for {primary_key}, {hash_} in {found_of}({store}.of({key_bytes})):"
         ):
-            made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
-            _send(compiler, function, node, record, primary_key, made, record.timestamp)
+            made = f"{function.unit.constant('Answer', Answer)}({hash_}, {data})"
+            _send(function, node, record, primary_key, made, record.timestamp)
         return
     asked = function.value(record)
     row = function.fresh("row")
@@ -104,34 +101,33 @@ def answer(
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
         row_key = function.fresh("row_key")
-        make = compiler.unit.constant("subscriber_key", subscriber_key)
+        make = function.unit.constant("subscriber_key", subscriber_key)
         function.line(f"{row_key} = {make}({key_bytes}, {asked}.primary_key)")
-        entry = compiler.entry_of(function, node.store, row_key)
+        entry = function.entry_of(node.store, row_key)
         function.line(
-            f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})"
+            f"{entry}.value = {function.unit.constant('subscribe', subscribe)}({entry}.value, {asked})"
         )
         function.line(f"{entry}.timestamp = {record.timestamp}")
-        compiler.touch(function, node.store, row_key, entry)
+        function.touch(node.store, row_key, entry)
         right = node.parents[1]
         known = replace(record, has_key=True)
         found = look_up(
-            compiler,
             function,
             right,
             known,
             key_bytes,
-            said=_holds_back(compiler, right),
+            said=_holds_back(function.compiler, right),
         )
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
-            write = compiler.unit.constant("encode_right", node.value.serialize)
+            write = function.unit.constant("encode_right", node.value.serialize)
             with function.guard("production", node.name):
                 function.line(f"{row} = {write}({found.value})")
     function.line(
-        f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})"
+        f"{said} = {function.unit.constant('answer_to', answer_to)}({asked}, {row})"
     )
     function.skip_if(f"{said} is None")
-    _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
+    _send(function, node, record, f"{asked}.primary_key", said, timestamp)
 
 
 def _holds_back(compiler: Compiler, name: str) -> bool:
@@ -154,8 +150,7 @@ def _holds_back(compiler: Compiler, name: str) -> bool:
 
 
 def _send(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: ForeignKeyAnswer,
     record: RecordVariables,
     primary_key: str,
@@ -174,12 +169,11 @@ def _send(
         record.stream_time,
         has_key=True,
     )
-    compiler.call_children(function, node, replace(made, dense=True))
+    function.call_children(node, replace(made, dense=True))
 
 
 def result(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: ForeignKeyResult,
     record: RecordVariables,
 ) -> None:
@@ -192,16 +186,15 @@ def result(
     # The left row as of the last flush, too: it is the one that has asked, and the
     # flush asks for a newer one.
     row = look_up(
-        compiler,
         function,
         left,
         replace(record, has_key=True),
         key_bytes,
-        said=_holds_back(compiler, left),
+        said=_holds_back(function.compiler, left),
     )
     data = function.fresh("data")
     right = function.fresh("right")
-    unit = compiler.unit
+    unit = function.unit
     with function.guard("production", node.name):
         function.line(
             f"{data} = None if {row.value} is None else "
@@ -211,11 +204,11 @@ def result(
     with function.block(f"if not {current}:"):
         # The last round of a backfill has no questions: there each answer meets the row
         # that asked.
-        asks = node.ask in compiler.analysis.numbers
+        asks = node.ask in function.analysis.numbers
         if node.left or not asks:
             function.drop(node, "stale-answer")
         else:
-            _ask_again(compiler, function, node, record, row, data)
+            _ask_again(function, node, record, row, data)
     with function.guard("deserialization", node.name):
         function.line(
             f"{right} = None if {said}.value is None else "
@@ -228,12 +221,11 @@ def result(
     )
     call = f"{unit.constant('joiner', node.joiner)}({row.value}, {right})"
     made = function.guarded("value", f"None if {missing} else {call}", node)
-    compiler.forward(function, node, replace(record, has_key=True).with_value(made))
+    function.forward(node, replace(record, has_key=True).with_value(made))
 
 
 def _ask_again(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: ForeignKeyResult,
     record: RecordVariables,
     row: RowVariables,
@@ -244,11 +236,11 @@ def _ask_again(
 
     It goes on as a deletion if the left row names no right row, or is gone.
     """
-    ask_node = compiler.analysis.named(node.ask)
+    ask_node = function.analysis.named(node.ask)
     assert isinstance(ask_node, ForeignKeyAsk)
     said = function.value(record)
     function.drop_if(f"{said}.value is not None", node, "stale-answer")
-    make = compiler.unit.constant(
+    make = function.unit.constant(
         "again",
         partial(again, ask_node.extract, ask_node.foreign_key.for_keys().serialize),
     )
@@ -279,7 +271,7 @@ def _ask_again(
             record.stream_time,
             dense=True,
         )
-        compiler.call_children(function, ask_node, made)
+        function.call_children(ask_node, made)
         function.drop(node, "stale-answer")
 
 

@@ -23,8 +23,8 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.graph.join_nodes import BufferedJoin
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.kept_headers import Headed
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.join_memory import UnmatchedRecords
 from coopstreams.topology.operators.suppressing import held_headers, under_held_headers
 from coopstreams.topology.operators.tables import drop_null_key, join_row
@@ -73,9 +73,7 @@ class GraceBuffer:
         return out
 
 
-def buffered_join(
-    compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables
-) -> None:
+def buffered_join(function: Body, node: BufferedJoin, record: RecordVariables) -> None:
     """Generate code: a record is held, and the records that are due are joined with
     their rows.
     """
@@ -85,21 +83,24 @@ def buffered_join(
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    now = compiler.stream_time(function, node, record)
-    unit = compiler.unit
+    now = function.stream_time(node, record)
+    unit = function.unit
     name = unit.made("held", node.name, partial(GraceBuffer, node), "stores")
     due = unit.operator_times[now].due
     if f"{name}_due" not in due:
         due.append(f"{name}_due")
-        _write_join(compiler, node, name, now)
-        _meet(compiler, unit.function(f"{name}_due"), name, f"{name}.due({now})")
-    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, {held_headers(compiler, node)}, {now})"
-    _meet(compiler, function, name, taken, (key_bytes, value, record.timestamp))
+        _write_join(function.compiler, node, name, now)
+        _meet(
+            function.compiler.function(f"{name}_due"),
+            name,
+            f"{name}.due({now})",
+        )
+    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, {held_headers(function.compiler, node)}, {now})"
+    _meet(function, name, taken, (key_bytes, value, record.timestamp))
 
 
 def _meet(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     name: str,
     held: str,
     at_hand: tuple[str, str, str] | None = None,
@@ -120,12 +121,12 @@ def _meet(
             with function.block(f"if {own}:"):
                 function.line("process.held_row = None")
         join = f"{name}_join({key}, {value}, {timestamp})"
-        function.line(under_held_headers(compiler, f"{headers} or None", join))
+        function.line(under_held_headers(function.compiler, f"{headers} or None", join))
 
 
 def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> None:
     """Generate the function that joins a record with its row."""
-    join = compiler.unit.function(f"{name}_join")
+    join = compiler.function(f"{name}_join")
     join.parameters = ("key_bytes", "value", "timestamp")
     record = RecordVariables(
         node.name,
@@ -136,7 +137,7 @@ def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> 
         has_key=not node.left,
         dense=True,
     )
-    compiler.forward(join, node, join_row(compiler, join, node, record))
+    join.forward(node, join_row(join, node, record))
 
 
 OPERATORS: Mapping[type[Node], Operator] = {BufferedJoin: buffered_join}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Filter, MapValues, Node
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body
 from coopstreams.topology.operators.suppressing import buffer
 from coopstreams.topology.row_versions import latest_as_written, version_at
 from coopstreams.topology.stores import StoreSpec, as_written
@@ -36,8 +36,7 @@ class RowVariables(NamedTuple):
 
 
 def look_up(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     name: str,
     record: RecordVariables,
     key_bytes: str,
@@ -54,16 +53,12 @@ def look_up(
     `before`: the row before the record at hand, below a table that is above a
     self-join.
     """
-    node = compiler.analysis.named(name)
+    node = function.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
     if store is not None and store.history_ms is not None:
-        return _version(
-            compiler, function, node, store, record, key_bytes, as_of, before=before
-        )
+        return _version(function, node, store, record, key_bytes, as_of, before=before)
     if store is not None:
-        row = _stored(
-            compiler, function, store, record, key_bytes, said=said, before=before
-        )
+        row = _stored(function, store, record, key_bytes, said=said, before=before)
         if as_of is not None and store.ttl_ms is not None:
             # The topic of the stream may be ahead of that of the table, which has not
             # forwarded the expiry yet.
@@ -73,12 +68,9 @@ def look_up(
                 function.line(f"{row.value} = None")
         return row
     if isinstance(node, TableTableJoin):
-        return _joined(
-            compiler, function, node, record, key_bytes, said=said, before=before
-        )
+        return _joined(function, node, record, key_bytes, said=said, before=before)
     assert isinstance(node, Filter | MapValues | Suppress)
     row = look_up(
-        compiler,
         function,
         node.parents[0],
         record,
@@ -88,8 +80,8 @@ def look_up(
         before=before,
     )
     if isinstance(node, Suppress):
-        return _let_go(compiler, function, node, record, key_bytes, row)
-    return _seen(compiler, function, node, record, row)
+        return _let_go(function, node, record, key_bytes, row)
+    return _seen(function, node, record, row)
 
 
 def joined_value(
@@ -107,8 +99,7 @@ def joined_value(
 
 
 def _stored(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     store: StoreSpec,
     record: RecordVariables,
     key_bytes: str,
@@ -116,9 +107,9 @@ def _stored(
     said: bool = False,
     before: bool = False,
 ) -> RowVariables:
-    name = compiler.unit.store(store)
+    name = function.unit.store(store)
     entry = function.fresh("entry")
-    written = compiler.unit.constant(
+    written = function.unit.constant(
         "as_written", as_written if store.history_ms is None else latest_as_written
     )
     stored = f"{entry}.stored" if said else f"{written}({entry})"
@@ -136,10 +127,10 @@ def _stored(
     )
     if before:
         function.line(
-            f"{row.value} = {compiler.before}.get({store.name!r}, {row.value})"
+            f"{row.value} = {function.compiler.before}.get({store.name!r}, {row.value})"
         )
     if said:
-        decode = compiler.unit.constant("decode_value", store.value.decode)
+        decode = function.unit.constant("decode_value", store.value.decode)
         with function.block(f"if {entry} is not None and {entry}.dirty:"):
             function.line(
                 f"{row.value} = None if {entry}.stored is None else {decode}({entry}.stored)"
@@ -148,8 +139,7 @@ def _stored(
 
 
 def _version(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Node,
     store: StoreSpec,
     record: RecordVariables,
@@ -159,11 +149,11 @@ def _version(
     before: bool,
 ) -> RowVariables:
     """Generate the look-up of the version that was valid at a moment, or the latest."""
-    unit = compiler.unit
-    row = _stored(compiler, function, store, record, key_bytes, before=before)
+    unit = function.unit
+    row = _stored(function, store, record, key_bytes, before=before)
     entry = function.fresh("version")
     now = unit.operator_time(
-        compiler.analysis.numbers[node.name], compiler.analysis.topics(node)
+        function.analysis.numbers[node.name], function.analysis.topics(node)
     )
     assert store.past is not None
     version = unit.constant("version_at", version_at)
@@ -183,8 +173,7 @@ def _version(
 
 
 def _seen(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     step: Filter | MapValues,
     record: RecordVariables,
     row: RowVariables,
@@ -196,8 +185,7 @@ def _seen(
         else ("mapper", step.mapper)
     )
     with_key = isinstance(step, Filter) or step.with_key
-    call = compiler.call_of(
-        function,
+    call = function.call_of(
         label,
         called,
         record,
@@ -212,8 +200,7 @@ def _seen(
 
 
 def _let_go(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Suppress,
     record: RecordVariables,
     key_bytes: str,
@@ -225,8 +212,8 @@ def _let_go(
     held = function.fresh("held")
     stored = f"({row.stored} if {held} is None else {held}.before)"
     seen = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
-    decode = compiler.unit.constant("decode_value", node.value.decode)
-    found = f"{buffer(compiler, node)}.held({key_bytes})"
+    decode = function.unit.constant("decode_value", node.value.decode)
+    found = f"{buffer(function.compiler, node)}.held({key_bytes})"
     function.line(
         f"{held} = {found}"
         if record.has_key
@@ -246,8 +233,7 @@ def _let_go(
 
 
 def _joined(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     record: RecordVariables,
     key_bytes: str,
@@ -257,10 +243,10 @@ def _joined(
 ) -> RowVariables:
     """Generate the look-up of a row of a join without a store."""
     left, right = (
-        look_up(compiler, function, parent, record, key_bytes, said=said, before=before)
+        look_up(function, parent, record, key_bytes, said=said, before=before)
         for parent in node.parents
     )
-    joiner = compiler.unit.constant("joiner", node.joiner)
+    joiner = function.unit.constant("joiner", node.joiner)
     value = function.guarded(
         "row", joined_value(node.kind, joiner, left.value, right.value), node
     )

@@ -23,33 +23,32 @@ from coopstreams.topology.graph.known_folds import (
     plain_sinks,
 )
 from coopstreams.topology.graph.nodes import Aggregate, MapValues, Node, Sink, Source
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler
 from coopstreams.topology.serdes import float64
 
 _COLUMNS = ("keys", "values", "timestamps", "before", "headers")
 
 
 def fold(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     record: RecordVariables,
     key_bytes: str,
 ) -> None:
     """Generate code: a record is appended to the columns of an aggregation."""
-    name = compiler.unit.identifier("fold", node.name)
-    _begin(compiler, node, name)
+    name = function.unit.identifier("fold", node.name)
+    _begin(function.compiler, node, name)
     if node.windows is not None:
-        compiler.expire(compiler.operator_time(function, node), node.store)
-    if (values := _batches(compiler, function, node, record, key_bytes)) is not None:
-        _add_batch(compiler, function, node, name, values)
+        function.compiler.expire(function.operator_time(node), node.store)
+    if (values := _batches(function, node, record, key_bytes)) is not None:
+        _add_batch(function, node, name, values)
     function.line(f"add_keys_{name}({key_bytes})")
     function.line(f"add_timestamps_{name}({record.timestamp})")
-    if node.windows is not None and compiler.shared:
-        function.line(f"add_before_{name}({compiler.operator_time(function, node)})")
+    if node.windows is not None and function.compiler.shared:
+        function.line(f"add_before_{name}({function.operator_time(node)})")
     singly = []
-    if compiler.caches(node):
+    if function.compiler.caches(node):
         with function.block("if headed:"):
             function.line(f"add_headers_{name}(process.headers or ())")
     else:
@@ -65,14 +64,14 @@ def fold(
             function.line(f"settle_{name}()")
 
 
-def settle(compiler: Compiler, function: Function, source: Source) -> None:
+def settle(function: Body, source: Source) -> None:
     """Generate code after the loop over a source: the columns that its records may have
     reached are added.
     """
-    for node in compiler.analysis.nodes:
-        if isinstance(node, Aggregate) and node.store.name in compiler.native:
-            name = compiler.unit.identifier("fold", node.name)
-            if source.topics[0] in compiler.analysis.topics(node):
+    for node in function.analysis.nodes:
+        if isinstance(node, Aggregate) and node.store.name in function.compiler.native:
+            name = function.unit.identifier("fold", node.name)
+            if source.topics[0] in function.analysis.topics(node):
                 function.epilogue += [f"if keys_{name}:", f"    settle_{name}()"]
 
 
@@ -119,10 +118,9 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
     unit.bind(name, *lines)
     if any(known.name == f"settle_{name}" for known in unit.functions):
         return
-    function = unit.function(f"settle_{name}")
+    function = compiler.function(f"settle_{name}")
     given = [f"{part}_{name}" if part in columns else "None" for part in _COLUMNS[:-1]]
     _call(
-        compiler,
         function,
         node,
         given,
@@ -130,40 +128,36 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
     )
     for part in columns:
         function.line(f"{part}_{name}.clear()")
-    _count_late(compiler, function, node)
+    _count_late(function, node)
     if node.aggregator is not None:
-        _note_odd(compiler, function, node, name)
+        _note_odd(function, node, name)
         with function.block("for error in errors:"):
             function.line(f"fail({unit.site('processing', node.name)}, error)")
 
 
-def _add_batch(
-    compiler: Compiler, function: Function, node: Aggregate, name: str, values: str
-) -> None:
+def _add_batch(function: Body, node: Aggregate, name: str, values: str) -> None:
     """Generate code before the loop: a batch whose records have no headers is added as
     it is.
 
     `values`: the column of the values. In a reduce, all must be numbers of its class,
     and so must the earlier ones: then nothing fails.
     """
-    lines = Function(compiler.unit, "")
-    times = node.windows is not None and compiler.shared
+    lines = Body(function.compiler, "")
+    times = node.windows is not None and function.compiler.shared
     given = ["keys", values, "timestamps", "operator_times[0]" if times else "None"]
     fits = "not headed and keys is batch.keys"
     if node.aggregator is not None:
         fits += f" and ({_takes(node, values.removesuffix('_column') + '_class')}) and not odd_{name}"
     with lines.block(f"if {fits}:"):
-        _call(
-            compiler, lines, node, given, f"drops_null_values={node.drops_null_values}"
-        )
-        lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-key')}] += null_keys")
+        _call(lines, node, given, f"drops_null_values={node.drops_null_values}")
+        lines.line(f"dropped[{function.unit.drop(node.name, 'null-key')}] += null_keys")
         if node.drops_null_values:
             lines.line(
-                f"dropped[{compiler.unit.drop(node.name, 'null-value')}] += null_values"
+                f"dropped[{function.unit.drop(node.name, 'null-value')}] += null_values"
             )
-        _count_late(compiler, lines, node)
+        _count_late(lines, node)
         if node.aggregator is not None:
-            _note_odd(compiler, lines, node, name)
+            _note_odd(lines, node, name)
         lines.line("return")
     function.assigned |= lines.assigned
     function.prologue += [
@@ -173,8 +167,7 @@ def _add_batch(
 
 
 def _batches(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     record: RecordVariables,
     key_bytes: str,
@@ -184,7 +177,7 @@ def _batches(
     This holds for a count of all records of a source, and for a fold of a part of their
     values that is a column.
     """
-    found = _column_of(compiler, function, node)
+    found = _column_of(function, node)
     if found is None:
         return None
     source, values = found
@@ -195,18 +188,16 @@ def _batches(
         and source.timestamp is None
         and (source.key.check_key is None or source.internal)
         and record.key_bytes == key_bytes == "key_bytes"
-        and is_only_state(node, compiler.analysis.nodes)
+        and is_only_state(node, function.analysis.nodes)
     )
     return values if at_hand else None
 
 
-def _column_of(
-    compiler: Compiler, function: Function, node: Aggregate
-) -> tuple[Node, str] | None:
+def _column_of(function: Body, node: Aggregate) -> tuple[Node, str] | None:
     """Return the node whose records an aggregation folds by one part, and the column of
     that part; of a count, all values. None: there is no such column.
     """
-    analysis = compiler.analysis
+    analysis = function.analysis
     above = analysis.named(node.parents[0])
     if len(analysis.edges(above)) != 1:
         return None
@@ -225,8 +216,7 @@ def _column_of(
 
 
 def _call(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: Aggregate,
     columns: Sequence[str],
     more: str,
@@ -234,44 +224,38 @@ def _call(
     """Generate the call that adds columns to the store, and the forwarding of updates
     that must not wait.
     """
-    store = compiler.unit.store(node.store)
+    store = function.unit.store(node.store)
     reducer = (
         "None"
         if node.aggregator is None
-        else compiler.unit.constant("reducer", node.aggregator)
+        else function.unit.constant("reducer", node.aggregator)
     )
     # Where records bring the operator time before them, it has advanced since the first
     # of them.
     brought = columns[-1].startswith("before")
     operator_time = (
-        "-1"
-        if node.windows is None or brought
-        else compiler.operator_time(function, node)
+        "-1" if node.windows is None or brought else function.operator_time(node)
     )
     after = "_" if node.windows is None else "reached" if brought else operator_time
     sinks = (
         []
-        if compiler.caches(node)
-        else plain_sinks(node, compiler.analysis.nodes) or []
+        if function.compiler.caches(node)
+        else plain_sinks(node, function.analysis.nodes) or []
     )
     function.line(
         f"{after}, null_keys, null_values, late, errors, updates = {store}_rows.add({', '.join(columns)}, {operator_time}, "
         f"{', '.join(filter(None, [f'{store}.stored', reducer, more, 'updates=True' if sinks else '']))})"
     )
     if node.windows is not None and brought:
-        with function.block(
-            f"if reached > {(now := compiler.operator_time(function, node))}:"
-        ):
+        with function.block(f"if reached > {(now := function.operator_time(node))}:"):
             function.line(f"{now} = reached")
-    for line in _writes(compiler, sinks):
+    for line in _writes(function.compiler, sinks):
         function.line(line)
 
 
-def _note_odd(
-    compiler: Compiler, function: Function, node: Aggregate, name: str
-) -> None:
+def _note_odd(function: Body, node: Aggregate, name: str) -> None:
     function.assigned.add(f"odd_{name}")
-    function.line(f"odd_{name} = {compiler.unit.store(node.store)}_rows.odd")
+    function.line(f"odd_{name} = {function.unit.store(node.store)}_rows.odd")
 
 
 def _takes(node: Aggregate, class_: str) -> str:
@@ -281,9 +265,9 @@ def _takes(node: Aggregate, class_: str) -> str:
     return f"{class_} is {'float' if node.store.value == float64 else 'int'}"
 
 
-def _count_late(compiler: Compiler, function: Function, node: Aggregate) -> None:
+def _count_late(function: Body, node: Aggregate) -> None:
     if node.windows is not None:
-        function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += late")
+        function.line(f"dropped[{function.unit.drop(node.name, 'late')}] += late")
 
 
 def _writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:

@@ -24,13 +24,11 @@ from coopstreams.topology.graph.nodes import (
     Processing,
 )
 from coopstreams.topology.operators import stateless
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 
 
-def process(
-    compiler: Compiler, function: Function, node: Processing, record: RecordVariables
-) -> None:
+def process(function: Body, node: Processing, record: RecordVariables) -> None:
     """Generate code: the processor is called with the record; its context calls the
     code of the nodes below.
     """
@@ -39,14 +37,13 @@ def process(
         key_bytes = function.key_as_bytes(record, node.key, node)
     key = function.key(record)
     value = function.value(record)
-    work = _work(compiler, node)
+    work = _work(function.compiler, node)
     with function.guard("processing", node.name):
         function.line(f"run_{work}({key_bytes}, {key}, {value}, {record.timestamp})")
 
 
 def do_effects(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: AsyncProcessing,
     record: RecordVariables,
 ) -> None:
@@ -55,8 +52,8 @@ def do_effects(
     """
     assert record.key_bytes is not None, "the keys are those of the topic"
     function.drop_if(f"{record.key_bytes} is None", node, "null-key")
-    result = compiler.unit.bind("result", "result = process.result")
-    work = _work(compiler, node)
+    result = function.unit.bind("result", "result = process.result")
+    work = _work(function.compiler, node)
     with function.guard("processing", node.name):
         function.line(
             f"run_{work}({record.key_bytes}, {record.timestamp}, {result}({node.name!r}))"
@@ -75,18 +72,19 @@ def _work(compiler: Compiler, node: Processing) -> str:
     after = RecordVariables(node.name, key_bytes, node.key, "value", key="key")
     if len(names) > 1:
         everyone = _way(
-            compiler, node, None, lambda body: compiler.call_children(body, node, after)
+            compiler, node, None, lambda body: body.call_children(node, after)
         )
         ways = {
             name: _way(
-                compiler, node, name, partial(_to_one, compiler, node, after, name)
+                compiler,
+                node,
+                name,
+                partial(Body.call_children, node=node, record=after, to=name),
             )
             for name in names
         }
     else:
-        everyone = _way(
-            compiler, node, None, lambda body: compiler.forward(body, node, after)
-        )
+        everyone = _way(compiler, node, None, lambda body: body.forward(node, after))
         ways = dict.fromkeys(names, everyone)
     work = unit.identifier("work", node.name)
     table = ", ".join(f"{name!r}: {way}" for name, way in ways.items())
@@ -98,13 +96,13 @@ def _way(
     compiler: Compiler,
     node: Processing,
     to: str | None,
-    write: Callable[[Function], None],
+    write: Callable[[Body], None],
 ) -> str:
     """Return a function of (key bytes, key, value, timestamp) for forwarded records;
     `write` writes its body.
     """
     unit = compiler.unit
-    name, parameters = unit.shared(
+    name, parameters = compiler.shared_function(
         (node.name, "children", to), unit.identifier("after", node.name), write
     )
     given = ", ".join(
@@ -114,41 +112,28 @@ def _way(
     return f"lambda key_bytes, key, value, timestamp: {name}({given})"
 
 
-def _to_one(
-    compiler: Compiler,
-    node: Processing,
-    record: RecordVariables,
-    to: str,
-    body: Function,
-) -> None:
-    compiler.call_children(body, node, record, to)
-
-
-def take_result(
-    compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables
-) -> None:
+def take_result(function: Body, node: AsyncMap, record: RecordVariables) -> None:
     """Generate code: the result of the record's call, which has ended, is forwarded;
     its error fails the record.
     """
-    result = f"{compiler.unit.bind('result', 'result = process.result')}({node.name!r})"
+    result = f"{function.unit.bind('result', 'result = process.result')}({node.name!r})"
     if node.flat and node.pairs:
-        pairs = f"{compiler.unit.constant('pairs_of', _pairs)}({result})"
+        pairs = f"{function.unit.constant('pairs_of', _pairs)}({result})"
         stateless.forward_pairs(
-            compiler, function, node, record, function.guarded("pairs", pairs, node)
+            function, node, record, function.guarded("pairs", pairs, node)
         )
     elif node.flat:
         stateless.forward_values(
-            compiler,
             function,
             node,
             record,
             function.guarded("values", f"list({result})", node),
         )
     elif node.pairs:
-        stateless.forward_pair(compiler, function, node, record, result)
+        stateless.forward_pair(function, node, record, result)
     else:
-        compiler.forward(
-            function, node, record.with_value(function.guarded("value", result, node))
+        function.forward(
+            node, record.with_value(function.guarded("value", result, node))
         )
 
 
@@ -156,11 +141,9 @@ def _pairs(answer: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in answer]
 
 
-def begin_call(
-    compiler: Compiler, function: Function, node: Asynchronous, record: RecordVariables
-) -> None:
+def begin_call(function: Body, node: Asynchronous, record: RecordVariables) -> None:
     """Generate code: a call with this record is requested."""
-    want = compiler.unit.bind("want", "want = process.want")
+    want = function.unit.bind("want", "want = process.want")
     if isinstance(node, AsyncProcessing):
         function.drop_if(f"{record.key_bytes} is None", node, "null-key")
     key = (

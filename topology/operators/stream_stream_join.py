@@ -18,14 +18,13 @@ from functools import partial
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.join_memory import JoinMemory
 
 
 def stream_stream_join(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: StreamStreamJoin,
     record: RecordVariables,
 ) -> None:
@@ -33,25 +32,25 @@ def stream_stream_join(
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.key, node)
-    now = compiler.stream_time(function, node, record)
-    memory = _memory(compiler, node)
+    now = function.stream_time(node, record)
+    memory = _memory(function.compiler, node)
     _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
     if not outer:
         _drop_if(
             function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})"
         )
     if len(node.stores) > 2:
-        _tell_when_due(compiler, node, now, memory, record)
+        _tell_when_due(function.compiler, node, now, memory, record)
         before = function.fresh("held")
         function.line(
             f"{before} = {memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})"
         )
         with function.block(f"if {before}:"):  # few records let others go
-            _forward(compiler, function, node, f"process.held({before})", record)
+            _forward(function, node, f"process.held({before})", record)
     matches = (
         f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})"
     )
-    _forward(compiler, function, node, matches, record, skip="break")
+    _forward(function, node, matches, record, skip="break")
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
@@ -65,7 +64,7 @@ def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
 
 
 def _drop_if(
-    function: Function, node: Node, condition: str, reason: str, first: str
+    function: Body, node: Node, condition: str, reason: str, first: str
 ) -> None:
     with function.block(f"if {condition}:"):
         function.line(first)
@@ -90,20 +89,17 @@ def _tell_when_due(
     if (
         compiler.shared
     ):  # another task's record may open the gate without advancing stream time
-        again = compiler.unit.function(f"{name}_again")
+        again = compiler.function(f"{name}_again")
         again.parameters = ("now",)
         again.line(f"{name}()")
         compiler.unit.operator_times[operator_time].stores.append(again.name)
-    function = compiler.unit.function(name)
+    function = compiler.function(name)
     due_now = f"process.held({memory}.due({operator_time}))"
-    _forward(
-        compiler, function, node, due_now, replace(record, stream_time=operator_time)
-    )
+    _forward(function, node, due_now, replace(record, stream_time=operator_time))
 
 
 def _forward(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: StreamStreamJoin,
     pairs: str,
     record: RecordVariables,
@@ -123,9 +119,9 @@ def _forward(
             node.name, key, node.key, left, timestamp, record.stream_time
         )
         parts = (*(["key"] if node.with_key else []), left, right)
-        call = compiler.call_of(function, "joiner", node.joiner, made, parts)
-        compiler.call_children(
-            function, node, made.with_value(function.guarded("value", call, node, skip))
+        call = function.call_of("joiner", node.joiner, made, parts)
+        function.call_children(
+            node, made.with_value(function.guarded("value", call, node, skip))
         )
 
 

@@ -23,8 +23,8 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.nodes import Node, Processing
 from coopstreams.topology.kept_headers import as_read, placed_headers
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.stores import TableStore
 from coopstreams.topology.suppressed import SuppressedUpdate
 
@@ -130,9 +130,7 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
     return len(key) + len(update.value or b"") + len(update.before or b"")
 
 
-def suppress(
-    compiler: Compiler, function: Function, node: Suppress, record: RecordVariables
-) -> None:
+def suppress(function: Body, node: Suppress, record: RecordVariables) -> None:
     """Generate code: an update is held, and the updates that are then due are
     forwarded.
     """
@@ -142,15 +140,15 @@ def suppress(
     if record.old and node.sends_old:
         known = RecordVariables(node.name, None, None, record.old)
         before = function.value_as_bytes(known, node.value, node)
-    operator_time = compiler.stream_time(function, node, record)
-    name = buffer(compiler, node)
-    if all(known.name != f"{name}_due" for known in compiler.unit.functions):
-        _write_due(compiler, node, name, operator_time)
-    headers = held_headers(compiler, node)
+    operator_time = function.stream_time(node, record)
+    name = buffer(function.compiler, node)
+    if all(known.name != f"{name}_due" for known in function.unit.functions):
+        _write_due(function.compiler, node, name, operator_time)
+    headers = held_headers(function.compiler, node)
     function.line(
         f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, {headers})"
     )
-    if not compiler.caching:
+    if not function.compiler.caching:
         function.line(f"{name}_due()")
 
 
@@ -199,7 +197,7 @@ def _write_due(
 ) -> None:
     """Generate the functions that forward the due updates, each with its own headers."""
     unit = compiler.unit
-    emit = unit.function(f"{name}_emit")
+    emit = compiler.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
     record = RecordVariables(
@@ -212,8 +210,8 @@ def _write_due(
             f"{unit.constant('decode_value', node.value.decode)}(update.before)"
         )
         record = replace(record, old="old")
-    compiler.forward(emit, node, record)
-    due = unit.function(f"{name}_due")
+    emit.forward(node, record)
+    due = compiler.function(f"{name}_due")
     with due.loop(
         f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"
     ):

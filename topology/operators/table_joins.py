@@ -22,16 +22,15 @@ from dataclasses import replace
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.lookups import RowVariables, joined_value, look_up
 from coopstreams.topology.operators.tables import drop_null_key, drop_the_past
 from coopstreams.topology.stores import Entry
 
 
 def table_table_join(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     record: RecordVariables,
 ) -> None:
@@ -45,47 +44,40 @@ def table_table_join(
     key_bytes = function.key_as_bytes(record, node.key, node)
     mine = node.parents[record.side]
     others = node.parents[1 - record.side]
-    waits = waits_for_both(compiler, node)
-    other = look_up(compiler, function, others, record, key_bytes)
-    asks = compiler.caches(node) and (waits or _needs_other(node, record))
-    before = (
-        look_up(compiler, function, others, record, key_bytes, said=True)
-        if asks
-        else other
-    )
-    told = _told_before(compiler, function, node, record, key_bytes, other)
+    waits = waits_for_both(function.compiler, node)
+    other = look_up(function, others, record, key_bytes)
+    asks = function.compiler.caches(node) and (waits or _needs_other(node, record))
+    before = look_up(function, others, record, key_bytes, said=True) if asks else other
+    told = _told_before(function, node, record, key_bytes, other)
     if told is None or node.kind != "inner":
         _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
-        record.old = look_up(
-            compiler, function, mine, record, key_bytes, said=True
-        ).value
-    result, old = _write_results(compiler, function, node, record, other, before, told)
+        record.old = look_up(function, mine, record, key_bytes, said=True).value
+    result, old = _write_results(function, node, record, other, before, told)
     timestamp = function.fresh("timestamp")
     function.line(
         f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
         f"{other.timestamp}"
     )
     if told is not None:
-        function.line(f"{compiler.before}[{_told(node)}] = {result}")
+        function.line(f"{function.compiler.before}[{_told(node)}] = {result}")
     if node.store is not None:
-        _keep(compiler, function, node, key_bytes, result, timestamp)
-        if compiler.caches(node):
+        _keep(function, node, key_bytes, result, timestamp)
+        if function.compiler.caches(node):
             return
     if waits:
         function.line(
-            f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)"
+            f"{_waiting(function.compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)"
         )
         return
     known = replace(
         record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp
     )
-    compiler.forward(function, node, known.with_value(result, old))
+    function.forward(node, known.with_value(result, old))
 
 
 def _write_results(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     record: RecordVariables,
     other: RowVariables,
@@ -95,9 +87,9 @@ def _write_results(
     """Generate the new result of a join, and the old one if a node below needs it;
     return their variables.
     """
-    caches = compiler.caches(node)
-    waits = waits_for_both(compiler, node)
-    joiner = compiler.unit.constant("joiner", node.joiner)
+    caches = function.compiler.caches(node)
+    waits = waits_for_both(function.compiler, node)
+    joiner = function.unit.constant("joiner", node.joiner)
     result = function.fresh("value")
     new = _join(
         node, joiner, record, function.value(record), other, known=not (told or caches)
@@ -114,8 +106,7 @@ def _write_results(
 
 
 def _told_before(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     record: RecordVariables,
     key_bytes: str,
@@ -128,21 +119,21 @@ def _told_before(
     Without nodes below that ask for old values, the variable is set only if the other
     row is missing.
     """
-    if node.name not in compiler.self_joins.joins:
+    if node.name not in function.compiler.self_joins.joins:
         return None
     told = function.fresh("told")
     said = _told(node)
-    joiner = compiler.unit.constant("joiner", node.joiner)
+    joiner = function.unit.constant("joiner", node.joiner)
 
     def find() -> None:
         left, right = (
-            look_up(compiler, function, side, record, key_bytes, before=True)
+            look_up(function, side, record, key_bytes, before=True)
             for side in node.parents
         )
         was = joined_value(node.kind, joiner, left.value, right.value)
         with function.guard("processing", node.name):
             function.line(
-                f"{told} = {compiler.before}[{said}] if {said} in {compiler.before} else {was}"
+                f"{told} = {function.compiler.before}[{said}] if {said} in {function.compiler.before} else {was}"
             )
 
     if node.sends_old:
@@ -171,7 +162,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
     """Generate the function that forwards the pending updates of such a join; return
     its name.
     """
-    function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
+    function = compiler.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
     with function.loop(
         f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"
@@ -183,8 +174,8 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
         record = RecordVariables(
             node.name, "key_bytes", node.key, "value", has_key=True, old=old
         )
-        compiler.forward(function, node, record)
-    compiler.read_stream_time(function, node)
+        function.forward(node, record)
+    function.read_stream_time(node)
     return function.name
 
 
@@ -237,7 +228,7 @@ def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
 
 
 def _skip_nothing(
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     record: RecordVariables,
     value: str,
@@ -287,20 +278,19 @@ def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
 
 
 def _keep(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableTableJoin,
     key_bytes: str,
     value: str,
     timestamp: str,
 ) -> None:
     assert node.store is not None
-    compiler.expire_view(function, node, node.store)
-    entry = compiler.entry_of(function, node.store, key_bytes)
+    function.expire_view(node, node.store)
+    entry = function.entry_of(node.store, key_bytes)
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {timestamp}")
-    compiler.touch(function, node.store, key_bytes, entry)
-    compiler.keep_headers(function, node, entry)
+    function.touch(node.store, key_bytes, entry)
+    function.keep_headers(node, entry)
 
 
 OPERATORS: Mapping[type[Node], Operator] = {TableTableJoin: table_table_join}

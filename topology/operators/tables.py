@@ -27,45 +27,42 @@ from coopstreams.topology.graph.nodes import (
     StreamTableJoin,
     TableSource,
 )
-from coopstreams.topology.operators.codegen import Function, RecordVariables
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.codegen import RecordVariables
+from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.row_versions import latest_value, put_version
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def table_source(
-    compiler: Compiler, function: Function, node: TableSource, record: RecordVariables
-) -> None:
+def table_source(function: Body, node: TableSource, record: RecordVariables) -> None:
     """Generate code: a record sets the row of its key, a tombstone deletes it. Both are
     updates, changed or not.
     """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if node.store is None:
-        compiler.forward(function, node, record)
+        function.forward(node, record)
         return
     if node.store.history_ms is not None:
-        versioned_source(compiler, function, node, node.store, record)
+        versioned_source(function, node, node.store, record)
         return
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    entry = compiler.entry_of(function, node.store, key_bytes)
-    if compiler.analysis.wants_old(node) and not compiler.caches(node):
+    entry = function.entry_of(node.store, key_bytes)
+    if function.analysis.wants_old(node) and not function.compiler.caches(node):
         record.old = function.fresh("old")
         function.line(f"{record.old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {record.timestamp}")
-    compiler.touch(function, node.store, key_bytes, entry)
-    compiler.keep_headers(function, node, entry)
-    if not compiler.caches(node):
-        compiler.forward(function, node, record)
+    function.touch(node.store, key_bytes, entry)
+    function.keep_headers(node, entry)
+    if not function.compiler.caches(node):
+        function.forward(node, record)
 
 
 def stream_table_join(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: StreamTableJoin,
     record: RecordVariables,
 ) -> None:
@@ -78,14 +75,11 @@ def stream_table_join(
     checked = record.value or record.value_bytes
     if not record.dense:
         function.drop_if(f"{checked} is None", node, "null-value")
-    compiler.forward(
-        function, node, join_row(compiler, function, node, record, checked)
-    )
+    function.forward(node, join_row(function, node, record, checked))
 
 
 def join_row(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: StreamTableJoin,
     record: RecordVariables,
     checked: str | None = None,
@@ -97,7 +91,6 @@ def join_row(
     None.
     """
     row = look_up(
-        compiler,
         function,
         node.parents[1],
         record,
@@ -107,7 +100,7 @@ def join_row(
     if not node.left:
         function.skip_if(f"{row} is None")
     parts = ("key", "value", row) if node.with_key else ("value", row)
-    call = compiler.call_of(function, "joiner", node.joiner, record, parts)
+    call = function.call_of("joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
         function.drop_if(
             f"{record.value} is None", node, "null-value"
@@ -115,7 +108,7 @@ def join_row(
     return record.with_value(function.guarded("value", call, node))
 
 
-def drop_null_key(function: Function, node: Node, record: RecordVariables) -> None:
+def drop_null_key(function: Body, node: Node, record: RecordVariables) -> None:
     """Generate code: a record without a key is dropped."""
     if not record.has_key:
         function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
@@ -127,8 +120,7 @@ def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
 
 
 def versioned_source(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: TableSource,
     store: StoreSpec,
     record: RecordVariables,
@@ -145,16 +137,16 @@ def versioned_source(
     """
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, store.key, node)
-    now = compiler.stream_time(function, node, record)
-    unit = compiler.unit
+    now = function.stream_time(node, record)
+    unit = function.unit
     assert store.past is not None
     past = unit.store(store.past)
     latest = function.fresh("latest")
     oldest = function.fresh("oldest")
     function.line(f"{oldest} = {now} - {store.history_ms}")
-    compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
-    entry = compiler.entry_of(function, store, key_bytes)
-    if compiler.analysis.wants_old(node):
+    function.drop_late(node, record, f"{record.timestamp} < {oldest}")
+    entry = function.entry_of(store, key_bytes)
+    if function.analysis.wants_old(node):
         old = function.fresh("old")
         function.line(
             f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)"
@@ -163,11 +155,11 @@ def versioned_source(
     put = unit.constant("put_version", put_version)
     arguments = f"{entry}, {past}, {key_bytes}, {record.timestamp}, {value}, {oldest}, {store.history_ms}"
     function.line(f"{latest} = {put}({arguments})")
-    compiler.touch(function, store, key_bytes, entry)
-    compiler.forward(function, node, replace(record, value=value, latest=latest))
+    function.touch(store, key_bytes, entry)
+    function.forward(node, replace(record, value=value, latest=latest))
 
 
-def drop_the_past(function: Function, node: Node, record: RecordVariables) -> None:
+def drop_the_past(function: Body, node: Node, record: RecordVariables) -> None:
     """Generate code: a record that changes only the past of its row is dropped; the
     operator uses the latest rows.
     """
@@ -207,20 +199,20 @@ def expire_rows(compiler: Compiler, node: Node, store: StoreSpec) -> None:
     unit = compiler.unit
     name = compiler.unit.store(store)
     unit.expiring[name] = compiler.analysis.topics(node)
-    due = unit.function(f"{name}_due")
+    due = compiler.function(f"{name}_due")
     due.parameters = ("stream_time",)
     if compiler.caches(node) or not compiler.analysis.edges(node):
         due.line(f"{name}.expired(stream_time)")
         return
-    emit = unit.function(f"{name}_emit")
+    emit = compiler.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "old", "timestamp", "stream_time")
     emit.line("value = None")
-    compiler.remember(emit, store, "old")
+    emit.remember(store, "old")
     old = "old" if compiler.analysis.wants_old(node) else None
     record = RecordVariables(
         node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old
     )
-    compiler.forward(emit, node, record)
+    emit.forward(node, record)
     with due.loop(
         f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"
     ):
@@ -229,18 +221,17 @@ def expire_rows(compiler: Compiler, node: Node, store: StoreSpec) -> None:
         )
 
 
-def expire_first(compiler: Compiler, function: Function, source: Source) -> None:
+def expire_first(function: Body, source: Source) -> None:
     """Generate code: before a record enters any operator, the rows that it makes due
     are deleted.
     """
-    for name, topics in compiler.unit.expiring.items():
+    for name, topics in function.unit.expiring.items():
         if not set(topics).isdisjoint(source.topics):
             function.line(f"if stream_time >= {name}.due_ms: {name}_due(stream_time)")
 
 
 def stream_global_join(
-    compiler: Compiler,
-    function: Function,
+    function: Body,
     node: StreamGlobalJoin,
     record: RecordVariables,
 ) -> None:
@@ -249,11 +240,11 @@ def stream_global_join(
     """
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
-    unit = compiler.unit
+    unit = function.unit
     key = function.fresh("mapped")
-    name = compiler.unit.store(node.store)
+    name = function.unit.store(node.store)
     row = function.fresh("row")
-    named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
+    named = function.call_of("mapper", node.mapper, record, ("key", "value"))
     encode = unit.constant("encode_key", node.store.key.for_keys().serialize)
     with function.guard("processing", node.name):
         function.line(f"{key} = {named}")
@@ -263,16 +254,13 @@ def stream_global_join(
     if not node.left:
         function.drop_if(f"{key} is None", node, "null-key")
         function.skip_if(f"{row} is None")
-    call = compiler.call_of(
-        function,
+    call = function.call_of(
         "joiner",
         node.joiner,
         record,
         ("key", "value", row) if node.with_key else ("value", row),
     )
-    compiler.forward(
-        function, node, record.with_value(function.guarded("value", call, node))
-    )
+    function.forward(node, record.with_value(function.guarded("value", call, node)))
 
 
 OPERATORS: Mapping[type[Node], Operator] = {
