@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         SinkRecord,
         SinkSession,
     )
-    from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+    from coopstreams.topology.suppression import until_time_limit, until_window_closes
     from coopstreams.topology.windows import (
         SessionWindows,
         SlidingWindows,
@@ -182,7 +182,7 @@ _HOME = {
         "coopstreams.topology.records": "Record TimestampedRecord",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
-        "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
+        "coopstreams.topology.suppression": "until_time_limit until_window_closes",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()
     for name in names.split()

@@ -79,7 +79,7 @@ class StoreSpec:
     """
     source: str | None = None
     """The source topic that serves as its changelog, None if it has its own. The store
-    then holds what its task has read of that topic. See `optimizing`.
+    then holds what its task has read of that topic. See `optimization`.
     """
     ttl_ms: int | None = None
     """How long after its timestamp a row of a "key_value" store expires, in stream

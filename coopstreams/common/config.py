@@ -36,7 +36,7 @@ from coopstreams.common.setting_values import (
 from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
-from coopstreams.topology.graph.optimizing import parse_optimization
+from coopstreams.topology.graph.optimization import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import store_type_of

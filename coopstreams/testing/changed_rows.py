@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coopstreams.topology.errors import StateError
-from coopstreams.topology.operators.windowing import UNCHANGEABLE
+from coopstreams.topology.operators.moving_windows import UNCHANGEABLE
 from coopstreams.topology.stores import Entry, TableStore
 
 _SLOT: Any = Entry.__dict__["value"]

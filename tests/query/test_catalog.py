@@ -13,7 +13,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows, UnlimitedWindows
 from tests.durations import ms
 

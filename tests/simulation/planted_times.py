@@ -21,7 +21,7 @@ from coopstreams.tasks.queues import SourceQueues
 from coopstreams.tasks.waiting_records import SourceInFlight, WaitingRecord
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.operators.join_memory import EmissionGate, _Side
-from coopstreams.topology.operators.windowing import Closing
+from coopstreams.topology.operators.moving_windows import Closing
 from tests.simulation import world
 
 

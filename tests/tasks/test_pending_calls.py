@@ -27,7 +27,7 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
 from tests.tasks.called import (

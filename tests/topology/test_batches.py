@@ -21,7 +21,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+from coopstreams.topology.suppression import until_time_limit, until_window_closes
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows
 from tests.durations import ms
 

@@ -24,7 +24,7 @@ from coopstreams.topology.processors import (
     window_store,
 )
 from coopstreams.topology.records import Record
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
 

@@ -29,7 +29,7 @@ from coopstreams.topology.graph.changes import (
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.suppressed import until_time_limit
+from coopstreams.topology.suppression import until_time_limit
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.topology.test_fingerprint import DIFFERENT, joined, text, windowed
 

@@ -17,7 +17,7 @@ from coopstreams.topology.graph.changes import Verdict, changes, weighed
 from coopstreams.topology.graph.outline import outline, read_outline
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import key_value_store
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.topology.test_changes import Program, between, of
 from tests.topology.test_fingerprint import Passing, text

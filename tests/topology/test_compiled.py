@@ -22,7 +22,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.operators.analysis import reads_argument
 from coopstreams.topology.operators.codegen import PARAMETERS
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import TimeWindows
 
 T = TypeVar("T")

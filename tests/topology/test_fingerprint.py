@@ -29,7 +29,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.records import Record
-from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+from coopstreams.topology.suppression import until_time_limit, until_window_closes
 from coopstreams.topology.windows import (
     SessionWindows,
     SlidingWindows,

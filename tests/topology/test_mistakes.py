@@ -15,7 +15,7 @@ from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import Processor, key_value_store
-from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+from coopstreams.topology.suppression import until_time_limit, until_window_closes
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
 from tests.topology.test_subtopologies import built

@@ -31,7 +31,7 @@ from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.fields import field
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import TimeWindows
 from tests.conftest import needs_native
 from tests.durations import ms

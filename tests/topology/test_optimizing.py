@@ -13,7 +13,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.optimizing import OPTIMIZATIONS
+from coopstreams.topology.graph.optimization import OPTIMIZATIONS
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms

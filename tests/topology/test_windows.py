@@ -14,7 +14,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import versioned_store, window_store
 from coopstreams.topology.serdes import raw
-from coopstreams.topology.suppressed import until_time_limit
+from coopstreams.topology.suppression import until_time_limit
 from coopstreams.topology.windows import (
     SessionWindows,
     SlidingWindows,

@@ -50,7 +50,7 @@ from coopstreams.topology.operators import (
     processor_operators,
     stateless,
     stream_stream_join,
-    suppressing,
+    suppress_operators,
     table_joins,
     tables,
 )
@@ -68,7 +68,7 @@ OPERATORS = {
     **processor_operators.OPERATORS,
     **tables.OPERATORS,
     **aggregates.OPERATORS,
-    **suppressing.OPERATORS,
+    **suppress_operators.OPERATORS,
     **table_joins.OPERATORS,
     **grace_joins.OPERATORS,
     **foreign_key_joins.OPERATORS,

@@ -46,7 +46,7 @@ from coopstreams.topology.graph.nodes import (
 )
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.suppressed import Suppressed, held
+from coopstreams.topology.suppression import Suppressed, held
 from coopstreams.topology.windows import AnyWindows, SessionWindows
 
 

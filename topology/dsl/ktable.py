@@ -20,7 +20,7 @@ from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import ToStream
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.suppressed import Suppressed
+from coopstreams.topology.suppression import Suppressed
 
 if TYPE_CHECKING:
     from coopstreams.topology.dsl.grouped import (

@@ -10,7 +10,7 @@ from typing import Any
 from coopstreams.topology.graph.nodes import Function, Node
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.suppressed import WhenFull
+from coopstreams.topology.suppression import WhenFull
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Suppress(Node):
     That is `wait_ms` after the end of its window (`until_close`), or `wait_ms` after
     the first update that was held. If the buffer exceeds `max_records` or `max_bytes`,
     the earliest updates are emitted early or the application stops, see `when_full`.
-    Rows in `buffer` are `suppressed.SuppressedUpdate`.
+    Rows in `buffer` are `suppression.SuppressedUpdate`.
     """
 
     buffer: StoreSpec

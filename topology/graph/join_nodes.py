@@ -93,7 +93,7 @@ class StreamStreamJoin(Node):
 
     `stores` are the records of the left side, those of the right side and, if a record
     without a match must wait, the waiting records. The self-join of a stream may have
-    one store for both sides: see `optimizing`.
+    one store for both sides: see `optimization`.
     """
 
     kind: JoinKind

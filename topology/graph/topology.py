@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coopstreams.topology.graph.description import describe
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.graph.optimizing import optimized
+from coopstreams.topology.graph.optimization import optimized
 
 
 @dataclass(frozen=True, slots=True)

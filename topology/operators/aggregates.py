@@ -2,7 +2,7 @@
 
 The row of a key, or of a key and a window, is an `Entry` of the store's write buffer,
 changed in place and marked dirty once. Tumbling and hopping windows are generated code;
-sliding windows and sessions are in `windowing`.
+sliding windows and sessions are in `moving_windows`.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None,
 timestamp of the row).
@@ -25,12 +25,12 @@ from coopstreams.topology.graph.aggregate_nodes import (
 )
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Aggregate, Node
-from coopstreams.topology.operators import native_folds, windowing
+from coopstreams.topology.operators import moving_windows, native_folds
 from coopstreams.topology.operators.analysis import aggregate_reads
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
+from coopstreams.topology.operators.moving_windows import UNCHANGEABLE, snapshot
 from coopstreams.topology.operators.tables import drop_null_key, drop_the_past
-from coopstreams.topology.operators.windowing import UNCHANGEABLE, snapshot
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import (
     AnyWindows,
@@ -424,21 +424,21 @@ def _moving(node: Aggregate) -> Callable[[Any], object]:
     aggregator: Any = node.aggregator
     merger: Any = node.merger
     if aggregator is None:
-        initializer = windowing.zero
-        aggregator = windowing.counting
-        merger = windowing.added
+        initializer = moving_windows.zero
+        aggregator = moving_windows.counting
+        merger = moving_windows.added
     elif initializer is None:
-        initializer = windowing.none
-        merger = windowing.merging(aggregator)
-        aggregator = windowing.reducing(aggregator)
+        initializer = moving_windows.none
+        merger = moving_windows.merging(aggregator)
+        aggregator = moving_windows.reducing(aggregator)
     given: dict[str, Any] = {
         "windows": node.windows,
         "initializer": initializer,
         "aggregator": aggregator,
     }
     if isinstance(node.windows, SlidingWindows):
-        return partial(windowing.Sliding, **given)
-    return partial(windowing.Sessions, **given, merger=merger)
+        return partial(moving_windows.Sliding, **given)
+    return partial(moving_windows.Sessions, **given, merger=merger)
 
 
 def _forward_updates(
@@ -510,8 +510,8 @@ def _closing(
 
 def _closing_windows(
     windows: AnyWindows, node: str, topics: Sequence[str], store: Any, process: Any
-) -> windowing.Closing:
-    return windowing.Closing(store, windows, process.parts_of(node, topics))
+) -> moving_windows.Closing:
+    return moving_windows.Closing(store, windows, process.parts_of(node, topics))
 
 
 def _forward_closed(function: Body, node: Aggregate, operator_time: str) -> None:

@@ -26,7 +26,10 @@ from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.join_memory import UnmatchedRecords
-from coopstreams.topology.operators.suppressing import held_headers, under_held_headers
+from coopstreams.topology.operators.suppress_operators import (
+    held_headers,
+    under_held_headers,
+)
 from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore
 

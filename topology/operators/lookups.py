@@ -13,7 +13,7 @@ from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body
-from coopstreams.topology.operators.suppressing import buffer
+from coopstreams.topology.operators.suppress_operators import buffer
 from coopstreams.topology.row_versions import latest_as_written, version_at
 from coopstreams.topology.stores import StoreSpec, as_written
 

@@ -27,7 +27,7 @@ from coopstreams.topology.graph.foreign_keys import (
     Instruction,
 )
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.suppressed import until_time_limit
+from coopstreams.topology.suppression import until_time_limit
 
 Event = tuple[str, str, Any]
 

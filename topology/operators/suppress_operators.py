@@ -26,7 +26,7 @@ from coopstreams.topology.kept_headers import as_read, placed_headers
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.stores import TableStore
-from coopstreams.topology.suppressed import SuppressedUpdate
+from coopstreams.topology.suppression import SuppressedUpdate
 
 
 class SuppressionBuffer:
