@@ -198,7 +198,7 @@ def _reaches(
     """
     ways = list(
         dict.fromkeys(
-            _deciding(_told(way), may_drop=may_drop)
+            _deciding(_known_part(way), may_drop=may_drop)
             for way in _ways(source, analysis.named(name), analysis)
         )
     )
@@ -256,7 +256,7 @@ def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
     return ways
 
 
-def _told(way: _Chain) -> _Chain:
+def _known_part(way: _Chain) -> _Chain:
     """Return a path up to the first node whose output depends on its store or task."""
     for at, node in enumerate(way):
         if not isinstance(node, _STATELESS) or getattr(node, "table", False):

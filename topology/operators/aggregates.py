@@ -410,8 +410,8 @@ def _add_to_moving_windows(
         looked_up = any(
             isinstance(other, TableTableJoin) for other in function.analysis.nodes
         )
-        told = f"{name}.in_turn({updates})" if looked_up else updates
-        _forward_without_headers(function, node, told, operator_time)
+        in_order = f"{name}.in_turn({updates})" if looked_up else updates
+        _forward_without_headers(function, node, in_order, operator_time)
     else:
         _forward_updates(function, node, updates, record.stream_time)
 

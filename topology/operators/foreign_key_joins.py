@@ -97,7 +97,7 @@ def answer(
     asked = function.value(record)
     row = function.fresh("row")
     timestamp = function.fresh("timestamp")
-    said = function.fresh("answer")
+    answer = function.fresh("answer")
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
         row_key = function.fresh("row_key")
@@ -116,7 +116,7 @@ def answer(
             right,
             known,
             key_bytes,
-            said=_holds_back(function.compiler, right),
+            flushed=_holds_back(function.compiler, right),
         )
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
@@ -124,10 +124,10 @@ def answer(
             with function.guard("production", node.name):
                 function.line(f"{row} = {write}({found.value})")
     function.line(
-        f"{said} = {function.unit.constant('answer_to', answer_to)}({asked}, {row})"
+        f"{answer} = {function.unit.constant('answer_to', answer_to)}({asked}, {row})"
     )
-    function.skip_if(f"{said} is None")
-    _send(function, node, record, f"{asked}.primary_key", said, timestamp)
+    function.skip_if(f"{answer} is None")
+    _send(function, node, record, f"{asked}.primary_key", answer, timestamp)
 
 
 def _holds_back(compiler: Compiler, name: str) -> bool:
@@ -154,12 +154,12 @@ def _send(
     node: ForeignKeyAnswer,
     record: RecordVariables,
     primary_key: str,
-    said: str,
+    answer: str,
     timestamp: str,
 ) -> None:
     key = function.fresh("key_bytes")
     value = function.fresh("value")
-    function.line(f"{key}, {value} = {primary_key}, {said}")
+    function.line(f"{key}, {value} = {primary_key}, {answer}")
     made = RecordVariables(
         node.name,
         key,
@@ -181,7 +181,7 @@ def result(
     changed since.
     """
     key_bytes = function.key_as_bytes(record, node.key, node)
-    said = function.value(record)
+    answer = function.value(record)
     left = node.parents[1]
     # The left row as of the last flush, too: it is the one that has asked, and the
     # flush asks for a newer one.
@@ -190,7 +190,7 @@ def result(
         left,
         replace(record, has_key=True),
         key_bytes,
-        said=_holds_back(function.compiler, left),
+        flushed=_holds_back(function.compiler, left),
     )
     data = function.fresh("data")
     right = function.fresh("right")
@@ -200,7 +200,7 @@ def result(
             f"{data} = None if {row.value} is None else "
             f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
         )
-    current = f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
+    current = f"{unit.constant('is_current', is_current)}({answer}.hash, {data}, None if {data} is None else {row.stored})"
     with function.block(f"if not {current}:"):
         # The last round of a backfill has no questions: there each answer meets the row
         # that asked.
@@ -211,8 +211,8 @@ def result(
             _ask_again(function, node, record, row, data)
     with function.guard("deserialization", node.name):
         function.line(
-            f"{right} = None if {said}.value is None else "
-            f"{unit.constant('decode_right', node.right_value.deserialize)}({said}.value)"
+            f"{right} = None if {answer}.value is None else "
+            f"{unit.constant('decode_right', node.right_value.deserialize)}({answer}.value)"
         )
     missing = (
         f"{row.value} is None"
@@ -238,8 +238,8 @@ def _ask_again(
     """
     ask_node = function.analysis.named(node.ask)
     assert isinstance(ask_node, ForeignKeyAsk)
-    said = function.value(record)
-    function.drop_if(f"{said}.value is not None", node, "stale-answer")
+    answer = function.value(record)
+    function.drop_if(f"{answer}.value is not None", node, "stale-answer")
     make = function.unit.constant(
         "again",
         partial(again, ask_node.extract, ask_node.foreign_key.for_keys().serialize),

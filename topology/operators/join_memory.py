@@ -96,7 +96,7 @@ class JoinMemory:
         self._topics = topics
         self._process = process
         self._shared = shared
-        self._told = _NEVER
+        self._reached = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
             self._gate = store.siblings.setdefault(
@@ -113,7 +113,7 @@ class JoinMemory:
         """
         if key is None:
             return []
-        if timestamp == now or (self._shared and now > self._told):
+        if timestamp == now or (self._shared and now > self._reached):
             self._gate.look(now, side)
         return self.due(now)
 
@@ -127,7 +127,7 @@ class JoinMemory:
             )
         if self._keeps[side]:
             self._sides[side].put(key, timestamp, value)
-        told: list[Pair] = []
+        due: list[Pair] = []
         before, after = self._reach[side]
         other = self._sides[1 - side]
         other.observe_others(self._process.stream_time(self._topics[1 - side]))
@@ -137,20 +137,20 @@ class JoinMemory:
         for at, values in found:
             if self._waiting is not None and self._waiting.remove(key, 1 - side, at):
                 self._gate.remove((at, side, key))
-            told += [
+            due += [
                 _pair(side, key, value, match, max(timestamp, at)) for match in values
             ]
         if not found and self._outer[side]:
             if self._waiting is None or max(0, timestamp + after) < now:
-                told.append(_pair(side, key, value, None, timestamp))
+                due.append(_pair(side, key, value, None, timestamp))
             else:
                 self._gate.add([(timestamp, 1 - side, key)])
                 self._waiting.add(key, side, timestamp, value)
-        return told
+        return due
 
     def skip(self, now: int) -> None:
         """Advance stream time by a dropped record, which emits nothing."""
-        self._told = max(self._told, now)
+        self._reached = max(self._reached, now)
 
     def due(self, now: int) -> list[Pair]:
         """Return and remove the unmatched records that were due when the gate was last
@@ -161,20 +161,20 @@ class JoinMemory:
         record here, and may be ahead of the records that wait here. So `due` opens it
         as well.
         """
-        self._told = max(self._told, now)
+        self._reached = max(self._reached, now)
         if self._waiting is None:
             return []
         if self._process.elsewhere:
             self._gate.open(now)
-        told: list[Pair] = []
+        due: list[Pair] = []
         for at, order, key in self._gate.closed(self._waiting.order, now):
             self._gate.remove((at, order, key))
-            told += [
+            due += [
                 _pair(1 - order, key, value, None, at)
                 for value in self._waiting.values(key, 1 - order, at)
             ]
             self._waiting.remove(key, 1 - order, at)
-        return told
+        return due
 
 
 class EmissionGate:

@@ -42,13 +42,13 @@ def look_up(
     key_bytes: str,
     *,
     as_of: str | None = None,
-    said: bool = False,
+    flushed: bool = False,
     before: bool = False,
 ) -> RowVariables:
     """Generate the look-up of a table's row; return its variables.
 
     `as_of`: the moment, if the table keeps versions. It is set for stream records,
-    which must not find a row that has expired by their stream time. `said`: the row as
+    which must not find a row that has expired by their stream time. `flushed`: the row as
     of the last flush of the record caches, as the nodes below have received it.
     `before`: the row before the record at hand, below a table that is above a
     self-join.
@@ -58,7 +58,9 @@ def look_up(
     if store is not None and store.history_ms is not None:
         return _version(function, node, store, record, key_bytes, as_of, before=before)
     if store is not None:
-        row = _stored(function, store, record, key_bytes, said=said, before=before)
+        row = _stored(
+            function, store, record, key_bytes, flushed=flushed, before=before
+        )
         if as_of is not None and store.ttl_ms is not None:
             # The topic of the stream may be ahead of that of the table, which has not
             # forwarded the expiry yet.
@@ -68,7 +70,9 @@ def look_up(
                 function.line(f"{row.value} = None")
         return row
     if isinstance(node, TableTableJoin):
-        return _joined(function, node, record, key_bytes, said=said, before=before)
+        return _joined(
+            function, node, record, key_bytes, flushed=flushed, before=before
+        )
     assert isinstance(node, Filter | MapValues | Suppress)
     row = look_up(
         function,
@@ -76,7 +80,7 @@ def look_up(
         record,
         key_bytes,
         as_of=as_of,
-        said=said,
+        flushed=flushed,
         before=before,
     )
     if isinstance(node, Suppress):
@@ -104,7 +108,7 @@ def _stored(
     record: RecordVariables,
     key_bytes: str,
     *,
-    said: bool = False,
+    flushed: bool = False,
     before: bool = False,
 ) -> RowVariables:
     name = function.unit.store(store)
@@ -112,7 +116,7 @@ def _stored(
     written = function.unit.constant(
         "as_written", as_written if store.history_ms is None else latest_as_written
     )
-    stored = f"{entry}.stored" if said else f"{written}({entry})"
+    stored = f"{entry}.stored" if flushed else f"{written}({entry})"
     row = RowVariables(function.fresh("row"), f"{entry}.timestamp", stored)
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
     function.line(
@@ -129,7 +133,7 @@ def _stored(
         function.line(
             f"{row.value} = {function.compiler.before}.get({store.name!r}, {row.value})"
         )
-    if said:
+    if flushed:
         decode = function.unit.constant("decode_value", store.value.decode)
         with function.block(f"if {entry} is not None and {entry}.dirty:"):
             function.line(
@@ -238,12 +242,12 @@ def _joined(
     record: RecordVariables,
     key_bytes: str,
     *,
-    said: bool,
+    flushed: bool,
     before: bool,
 ) -> RowVariables:
     """Generate the look-up of a row of a join without a store."""
     left, right = (
-        look_up(function, parent, record, key_bytes, said=said, before=before)
+        look_up(function, parent, record, key_bytes, flushed=flushed, before=before)
         for parent in node.parents
     )
     joiner = function.unit.constant("joiner", node.joiner)

@@ -333,7 +333,7 @@ class Sessions:
         return True
 
     def in_turn(self, updates: list[Update]) -> Iterator[Update]:
-        """Yield the updates of a record. While a session is told as absorbed it has no
+        """Yield the updates of a record. While a session is forwarded as absorbed it has no
         row, as in Kafka Streams, also if the session that absorbs it has the same
         window.
         """

@@ -1,11 +1,11 @@
 """Joins of a table with itself, or with what is computed from it: one record changes
 both sides.
 
-Without the record cache the first side that tells the join finds the other one changed
+Without the record cache the first side that reaches the join finds the other one changed
 already, or not yet. So the join cannot take its old result from the record: if a row is
 deleted, each side finds the other one gone, and takes it that there never was a result.
 Here the rows as they were before the record are remembered until the next one: the join
-looks them up for its old result, and remembers what it has told since.
+looks them up for its old result, and remembers what it has forwarded since.
 
 Invariant: of each record the join forwards a chain of changes, from its result before
 the record to that behind it. Turned down: one update for both sides (Kafka Streams

@@ -47,27 +47,29 @@ def table_table_join(
     waits = waits_for_both(function.compiler, node)
     other = look_up(function, others, record, key_bytes)
     asks = function.compiler.caches(node) and (waits or _needs_other(node, record))
-    before = look_up(function, others, record, key_bytes, said=True) if asks else other
-    told = _told_before(function, node, record, key_bytes, other)
-    if told is None or node.kind != "inner":
+    before = (
+        look_up(function, others, record, key_bytes, flushed=True) if asks else other
+    )
+    last = _last_result(function, node, record, key_bytes, other)
+    if last is None or node.kind != "inner":
         _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
-        record.old = look_up(function, mine, record, key_bytes, said=True).value
-    result, old = _write_results(function, node, record, other, before, told)
+        record.old = look_up(function, mine, record, key_bytes, flushed=True).value
+    result, old = _write_results(function, node, record, other, before, last)
     timestamp = function.fresh("timestamp")
     function.line(
         f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
         f"{other.timestamp}"
     )
-    if told is not None:
-        function.line(f"{function.compiler.before}[{_told(node)}] = {result}")
+    if last is not None:
+        function.line(f"{function.compiler.before}[{_last_key(node)}] = {result}")
     if node.store is not None:
         _keep(function, node, key_bytes, result, timestamp)
         if function.compiler.caches(node):
             return
     if waits:
         function.line(
-            f"{_waiting(function.compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)"
+            f"{_pending(function.compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)"
         )
         return
     known = replace(
@@ -82,7 +84,7 @@ def _write_results(
     record: RecordVariables,
     other: RowVariables,
     before: RowVariables,
-    told: str | None,
+    last: str | None,
 ) -> tuple[str, str | None]:
     """Generate the new result of a join, and the old one if a node below needs it;
     return their variables.
@@ -92,20 +94,20 @@ def _write_results(
     joiner = function.unit.constant("joiner", node.joiner)
     result = function.fresh("value")
     new = _join(
-        node, joiner, record, function.value(record), other, known=not (told or caches)
+        node, joiner, record, function.value(record), other, known=not (last or caches)
     )
-    old = told if node.sends_old else None
+    old = last if node.sends_old else None
     with function.guard("processing", node.name):
         function.line(f"{result} = {new}")
         needs_old = waits or (node.sends_old and not caches)
-        if told is None and record.old is not None and needs_old:
+        if last is None and record.old is not None and needs_old:
             old = function.fresh("old")
             was = _join(node, joiner, record, record.old, before, known=not waits)
             function.line(f"{old} = {was}")
     return result, old
 
 
-def _told_before(
+def _last_result(
     function: Body,
     node: TableTableJoin,
     record: RecordVariables,
@@ -121,8 +123,8 @@ def _told_before(
     """
     if node.name not in function.compiler.self_joins.joins:
         return None
-    told = function.fresh("told")
-    said = _told(node)
+    last = function.fresh("last")
+    key = _last_key(node)
     joiner = function.unit.constant("joiner", node.joiner)
 
     def find() -> None:
@@ -133,7 +135,7 @@ def _told_before(
         was = joined_value(node.kind, joiner, left.value, right.value)
         with function.guard("processing", node.name):
             function.line(
-                f"{told} = {function.compiler.before}[{said}] if {said} in {function.compiler.before} else {was}"
+                f"{last} = {function.compiler.before}[{key}] if {key} in {function.compiler.before} else {was}"
             )
 
     if node.sends_old:
@@ -142,11 +144,11 @@ def _told_before(
         with function.block(f"if {other.value} is None:"):
             if not node.sends_old:
                 find()
-            function.skip_if(f"{told} is None")
-    return told if node.sends_old or node.kind == "inner" else None
+            function.skip_if(f"{last} is None")
+    return last if node.sends_old or node.kind == "inner" else None
 
 
-def _told(node: TableTableJoin) -> str:
+def _last_key(node: TableTableJoin) -> str:
     """Return the key of a self-join's last result among the values of
     `Compiler.before`: no store has such a name.
     """
@@ -165,7 +167,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
     function = compiler.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
     with function.loop(
-        f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"
+        f"for key_bytes, entry in process.flushing({_pending(compiler, node)}.take()):"
     ):
         function.line("value, timestamp, old = entry.value, entry.timestamp, entry.old")
         with function.block("if value is None and old is None:"):
@@ -223,8 +225,8 @@ class PendingUpdates:
         return list(updates.items())
 
 
-def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
-    return compiler.unit.made("said", node.name, PendingUpdates, "")
+def _pending(compiler: Compiler, node: TableTableJoin) -> str:
+    return compiler.unit.made("pending", node.name, PendingUpdates, "")
 
 
 def _skip_nothing(
