@@ -157,19 +157,26 @@ def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | N
     epoch = max(view.epoch for view in views)
     newest = [view for view in views if view.epoch == epoch]
     leader = max(view.leader for view in newest)
+    return Choice(leader, epoch, _why_not(views, newest, answers, min_isr))
+
+
+def _why_not(
+    views: Collection[BrokerView],
+    newest: Collection[BrokerView],
+    answered: Collection[int],
+    min_isr: int,
+) -> str:
+    """Return why not to ask the leader of the newest views yet; empty: ask."""
+    if len({view.topic_id for view in views}) > 1:
+        return "the brokers do not agree which topic of that name it is"
     missing = frozenset().union(
-        *(missing_answers(view, answers, min_isr) for view in newest)
+        *(missing_answers(view, answered, min_isr) for view in newest)
     )
-    why_not = "it has no leader" if leader == NO_LEADER else ""
     if missing:
-        why_not = _unanswered(missing, min_isr)
-    if _of_several_topics(views):
-        why_not = "the brokers do not agree which topic of that name it is"
-    return Choice(leader, epoch, why_not)
-
-
-def _of_several_topics(views: Collection[BrokerView]) -> bool:
-    return len({view.topic_id for view in views}) > 1
+        return _unanswered(missing, min_isr)
+    if all(view.leader == NO_LEADER for view in newest):
+        return "it has no leader"
+    return ""
 
 
 def _unanswered(missing: frozenset[int], min_isr: int) -> str:

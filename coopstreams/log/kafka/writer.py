@@ -348,21 +348,15 @@ class KafkaWriter:
         self._open = False
         self._serve()
         fatal = self._errors.fatal
-        void = self._void or bool(self._errors.transaction)
-        if self._id is not None and (
-            self._fenced or (fatal is not None and fatal.code() in FENCED)
-        ):
+        producer = self._producer
+        fenced = self._fenced or (fatal is not None and fatal.code() in FENCED)
+        if self._id is not None and fenced:
             # The producer that fenced us aborts our transaction, and may still be at
             # work: take over again with the next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
-        elif (
-            fatal is not None
-            or void
-            or self._producer is None
-            or (self._id is None and len(self._producer))
-        ):
+        elif fatal is not None or producer is None or not self._goes_on(producer):
             # If a record was lost, the broker expects its sequence number next: the
             # next transaction would fail, too. A new producer aborts the old one's
             # transaction, however far it got.
@@ -371,7 +365,7 @@ class KafkaWriter:
         elif was_open:
             try:
                 self._end(
-                    self._producer.abort_transaction,
+                    producer.abort_transaction,
                     ABORT_TIMEOUT_S,
                     f'aborting a transaction of "{self._id}"',
                 )
@@ -380,6 +374,12 @@ class KafkaWriter:
             except LogError:
                 self._discard()
                 made_again(self._start)
+
+    def _goes_on(self, producer: Producer) -> bool:
+        """Whether the next transaction may be one of this producer."""
+        if self._void or self._errors.transaction:
+            return False
+        return self._id is not None or not len(producer)
 
     def close(self) -> None:
         """Flush records outside of a transaction, abort an open transaction, close.
