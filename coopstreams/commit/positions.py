@@ -168,7 +168,7 @@ class Positions:
 
         Without it, such a task begins where `resets` says in any case. `purged`: the
         topics whose processed records this application deletes, if their plain offsets
-        may go back (see `view`: under at-least-once).
+        may go back (docs/internals/positions.md).
         """
         self._host = host
         self._log = log

@@ -637,6 +637,6 @@ def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
     """Return the offsets of the ask: an at-least-once opener sends them with the fence
     between reading and claiming.
 
-    See `view` for the four steps of an opening.
+    The four steps of an opening: docs/internals/positions.md, "At-least-once".
     """
     return {commits.partition: (commits.tail, "")}

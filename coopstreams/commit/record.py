@@ -22,7 +22,7 @@ partition's stream time at its position, so that windows close alike wherever th
 goes on; and the times of the operators that not every record reaches, if there are any.
 
 A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a
-task that owns the whole hash space (see `view`). If it does not hold the whole
+task that owns the whole hash space. If it does not hold the whole
 progress, a fourth word names the highest term of an individual commit beside it. A
 group without a commit of that term has lost commits. Operator times follow as words
 `<operator>:<time>`.
