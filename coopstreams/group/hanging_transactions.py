@@ -3,7 +3,7 @@ partitions, or end it there.
 
 `settle` is called before a transactional id is taken over, and after a transaction was
 ended on a broker that may skip markers; until it returns, no transaction begins under
-that id. `hanging` has the rule and the reason.
+that id. `missing_markers` has the rule and the reason.
 
 Invariant: a marker is written only if the coordinator gave the same answer before and
 after the partitions were asked, so that the producer has not gone on in between; and
@@ -31,7 +31,8 @@ from coopstreams.common.acl_errors import Attempt
 from coopstreams.group import group_requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import Views
-from coopstreams.group.hanging import (
+from coopstreams.group.leadership import NO_LEADER
+from coopstreams.group.missing_markers import (
     ENDING,
     ONGOING,
     SKIPPING_METADATA,
@@ -41,7 +42,6 @@ from coopstreams.group.hanging import (
     missing_markers,
     refusal,
 )
-from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.transaction_requests import PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition

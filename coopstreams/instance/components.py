@@ -22,7 +22,7 @@ from coopstreams.common.extra import need_otel
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.active_version import assign_active
-from coopstreams.group.joining import Timings
+from coopstreams.group.coordinator_interface import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.restrictions import Restrictions

@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message
 
 from coopstreams.log.batches import Routes, make_batches, raw_columns
-from coopstreams.log.kafka.fetched import Event, Fetched, Part
+from coopstreams.log.kafka.fetch_buffer import Event, Fetched, Part
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import (
     NO_RECORDS,

@@ -35,7 +35,7 @@ from coopstreams.log.kafka.client_settings import (
     login_of,
     make_client,
 )
-from coopstreams.log.kafka.fetched import FetchBuffer, Part
+from coopstreams.log.kafka.fetch_buffer import FetchBuffer, Part
 from coopstreams.log.kafka.kafka_errors import (
     OUT_OF_RANGE,
     UNKNOWN,

@@ -31,7 +31,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acl_errors import Attempt
 from coopstreams.group.hanging_transactions import Transactions
-from coopstreams.log.kafka.bounded import Bounded
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     logger,
@@ -53,6 +52,7 @@ from coopstreams.log.kafka.kafka_errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
+from coopstreams.log.kafka.time_limit import Bounded
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
@@ -64,8 +64,8 @@ GRACE_S = 2.0
 ABORT_TIMEOUT_S = 5.0
 """After this time a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After this time the client may wait for a coordinator that is gone (see `bounded`): a
-new producer takes over.
+"""After this time the client may wait for a coordinator that is gone (see
+`time_limit`): a new producer takes over.
 """
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
