@@ -384,8 +384,7 @@ class Components:
             self.resolved,
             emit,
             self.host,
-            lambda: self.deployed.changelogs,
-            self.deployed.not_reset,
+            self.deployed,
         )
 
     def thread(
@@ -454,7 +453,7 @@ class Components:
             member,
             lambda: self.resolved,
             self.changelog,
-            lambda: self.deployed.begun,
+            lambda: self.deployed.new_repartitions,
         )
         positions = Positions(
             self.log,
