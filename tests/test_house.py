@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from tests.test_tidy import LIBRARY, OTHERS, source
 
 TOO_COMPLEX = {
-    "coopstreams/calling/lanes.py _attempts",
     "coopstreams/commands/query.py query",
     "coopstreams/instance/instance.py _handle",
-    "coopstreams/query/serving/connections.py limited",
     "tests/log/test_memory_log.py test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once",
 }
 TOO_MANY_PARAMETERS = {
@@ -26,12 +24,8 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/commands/rebuild.py rebuild",
     "coopstreams/commands/run.py run",
     "coopstreams/commit/positions.py __init__",
-    "coopstreams/consumer/building.py _session",
-    "coopstreams/consumer/consumer_session.py __init__",
     "coopstreams/group/membership.py __init__",
     "coopstreams/instance/watcher.py __init__",
-    "coopstreams/sharing/share_thread.py __init__",
-    "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
     "state/native_table.py add",
 }

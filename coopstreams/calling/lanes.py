@@ -26,21 +26,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.process_pool import MOST_PROCESSES, ProcessCall
-from coopstreams.calling.threads import CallThreads
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
@@ -63,6 +63,8 @@ would be a leak.
 """
 MOST_LOST = 1000
 """The threads of cancelled lanes, likewise."""
+KEPT_S = 1.0
+"""How long a thread waits for its next call."""
 LOOK_S = 1.0
 """How often a call checks whether such threads have returned, if there are too many."""
 
@@ -360,58 +362,15 @@ class Lane(Generic[AnyCall]):
         if over and not self._cancelled:
             self._ended(over)
 
-    async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:  # noqa: C901
+    async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
         """Call the function until it succeeds or may not be tried again; give each call
         its value or its error.
         """
         retry = self._calling.retry
-        timeout_s = self._calling.timeout_s
-        breaker = self._breaker
-        calls = attempt.calls
         failed = 0
-        while True:
-            admission = (
-                "free" if breaker is None else await self._admission(breaker, attempt)
-            )
-            error: Exception | None = None
-            attempt.late = False
-            try:
-                if self._threads is None:
-                    self._begun(attempt)
-                if self._calling.together:
-                    for call, value in zip(
-                        calls, await self._together(attempt), strict=True
-                    ):
-                        call.value = value
-                        call.error = None
-                else:
-                    (call,) = calls
-                    call.value = await self._answer(
-                        attempt, call.function, call.arguments
-                    )
-                    call.error = None
-            except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
-                error = raised
-            except (
-                BaseException
-            ) as raised:  # else the call would not end, or the loop would
-                if self._cancelled or attempt.rests:
-                    raise
-                error = ProcessingError(f"the function raised {raised!r}")
-                if attempt.late:
-                    error = TimeoutError(f"no answer within {timeout_s:g} s")
-            finally:
-                attempt.until = None
-                if attempt.late and (task := asyncio.current_task()) is not None:
-                    task.uncancel()
-            if breaker is not None:
-                breaker.ended(admission, error, self._loop.time())
-                self._probed.set()
-                self._probed.clear()
-            if error is None:
-                return
+        while (error := await self._attempted(attempt)) is not None:
             failed += 1
-            for call in calls:
+            for call in attempt.calls:
                 call.error = error
             if retry is None or self._cancelled or not retry.again(failed, error):
                 return
@@ -420,6 +379,50 @@ class Lane(Generic[AnyCall]):
             await self._rest(attempt, asyncio.sleep(pause_s))
             attempt.until = None
             self.retried += 1
+
+    async def _attempted(self, attempt: _Attempt[AnyCall]) -> Exception | None:
+        """Call the function once the breaker lets an attempt begin; return its error."""
+        breaker = self._breaker
+        if breaker is None:
+            return await self._called(attempt)
+        admission = await self._admission(breaker, attempt)
+        error = await self._called(attempt)
+        breaker.ended(admission, error, self._loop.time())
+        self._probed.set()
+        self._probed.clear()
+        return error
+
+    async def _called(self, attempt: _Attempt[AnyCall]) -> Exception | None:
+        """Call the function; give each call its value, or return the error of all."""
+        calls = attempt.calls
+        attempt.late = False
+        try:
+            if self._threads is None:
+                self._begun(attempt)
+            values: Sequence[Any]
+            if self._calling.together:
+                values = await self._together(attempt)
+            else:
+                (call,) = calls
+                values = [await self._answer(attempt, call.function, call.arguments)]
+            for call, value in zip(calls, values, strict=True):
+                call.value = value
+                call.error = None
+        except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
+            return raised
+        except BaseException as raised:
+            # Otherwise the call would not end, or the loop would.
+            if self._cancelled or attempt.rests:
+                raise
+            if attempt.late:
+                timeout_s = self._calling.timeout_s
+                return TimeoutError(f"no answer within {timeout_s:g} s")
+            return ProcessingError(f"the function raised {raised!r}")
+        finally:
+            attempt.until = None
+            if attempt.late and (task := asyncio.current_task()) is not None:
+                task.uncancel()
+        return None
 
     async def _admission(
         self, breaker: Breaker, attempt: _Attempt[AnyCall]
@@ -459,7 +462,8 @@ class Lane(Generic[AnyCall]):
         function = calls[0].function
         if self._calling.arrow:
             function = partial(
-                arrow.awaited if self._calling.coroutine else arrow.called, function
+                awaited_with_arrow if self._calling.coroutine else called_with_arrow,
+                function,
             )
         values = await self._answer(attempt, function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
@@ -571,3 +575,79 @@ class Lane(Generic[AnyCall]):
                     attempt.late = True
                     task.cancel()
                 self._watch(timeout_s)
+
+
+class CallThreads:
+    """Makes each call at once, on a thread that waits for one or on a new one. Any
+    thread. Calls must not raise.
+
+    A thread is kept for a moment behind its call, because to start one costs more than
+    most calls. It is a daemon: a call that waits does not keep the process from ending.
+    Turned down: the executors of `concurrent.futures` (at its end, a process waits for
+    their threads).
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._idle = 0
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make a call.
+
+        Raises:
+            RuntimeError: the system has no thread.
+        """
+        with self._changed:
+            if self._idle <= len(self._calls):
+                threading.Thread(target=self._work, name="call", daemon=True).start()
+            self._calls.append(call)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._calls:
+                    self._idle += 1
+                    told = self._changed.wait(KEPT_S)
+                    self._idle -= 1
+                    if not told and not self._calls:
+                        return
+                call = self._calls.popleft()
+            call()
+
+
+def arrow_columns(values: list[Any]) -> pa.Array | pa.RecordBatch:
+    """Return dicts as a record batch with a column for each field, other values as an
+    array.
+
+    Types are inferred from all values of a batch, so whole numbers beside fractions are
+    fractions.
+    """
+    import pyarrow as pa
+
+    array = pa.array(values)
+    return (
+        pa.RecordBatch.from_struct_array(array)
+        if pa.types.is_struct(array.type)
+        else array
+    )
+
+
+def arrow_values(answer: Any) -> Any:
+    """Return the values of an Arrow array, record batch or table as a list; anything
+    else as it is.
+    """
+    return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
+
+
+def called_with_arrow(function: Callable[[Any], Any], values: list[Any]) -> Any:
+    """Call a function with columns; return its values."""
+    return arrow_values(function(arrow_columns(values)))
+
+
+async def awaited_with_arrow(
+    function: Callable[[Any], Awaitable[Any]], values: list[Any]
+) -> Any:
+    """Call a coroutine function with columns; return its values."""
+    return arrow_values(await function(arrow_columns(values)))

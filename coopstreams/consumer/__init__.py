@@ -11,8 +11,8 @@ from coopstreams.consumer.assignors import (
     key_range_round_robin,
     sticky,
 )
-from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
+from coopstreams.consumer.consumer_commit import CommitResult
 from coopstreams.consumer.consumer_policy import read_policy, set_policy
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.consumer.filters import RecordFilter

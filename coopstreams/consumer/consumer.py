@@ -24,13 +24,15 @@ from typing import Any, Self
 from coopstreams.commit.group_progress import OffsetAndRanges, group_offsets
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
-from coopstreams.consumer.building import alone, shared, transactional_ids
-from coopstreams.consumer.committing import CommitResult
+from coopstreams.consumer.consumer_commit import CommitResult
 from coopstreams.consumer.consumer_session import (
     ConsumerSession,
     Ranges,
     RangesCallback,
+    alone,
     by_partition,
+    shared,
+    transactional_ids,
 )
 from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.consumer.filters import RecordFilter
@@ -186,13 +188,13 @@ class CooperativeConsumer:
         """Stop handing out records of these partitions until `resume`."""
         with self._lock:
             for at in partitions:
-                self._session.fetching.pause(TopicPartition(*at), True)
+                self._session.reader.pause(TopicPartition(*at), True)
 
     def resume(self, partitions: Iterable[Partition]) -> None:
         """Hand out records of these partitions again."""
         with self._lock:
             for at in partitions:
-                self._session.fetching.pause(TopicPartition(*at), False)
+                self._session.reader.pause(TopicPartition(*at), False)
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Hand out from this offset on.
@@ -278,7 +280,7 @@ class CooperativeConsumer:
         with self._lock:
             session = self._free
             session.take_done()
-            if session.committing.in_order:
+            if session.commits.in_order:
                 raise IndividualCommitNotAllowedError(
                     "individual commits are turned off (accept.individual.commit of the cluster, or "
                     "allow.individual.commit of this consumer)"
@@ -348,7 +350,7 @@ class CooperativeConsumer:
                         raise MembershipLostError(
                             "key ranges of this transaction have another owner by now; what is uncommitted is void"
                         )
-                    session.committing.commit_in(
+                    session.commits.commit_in(
                         transaction,
                         shares,
                         session.ownership,

@@ -13,24 +13,42 @@ nothing.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
 
-from coopstreams.commit.barrier import Opening
+from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.cluster_policy import LOOK_EVERY_S
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Winner
 from coopstreams.common.host import Empty, Host, Inbox
-from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.assignors import Assignor
+from coopstreams.consumer.consumer_commit import CommitResult, Commits
 from coopstreams.consumer.consumer_policy import Policies
 from coopstreams.consumer.consumer_settings import ConsumerConfig
-from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.filters import RecordFilter
+from coopstreams.consumer.group_assignment import (
+    assign_consumers,
+    topic_number,
+    topic_numbers,
+)
 from coopstreams.consumer.owned_range import ConsumerRecord, Share
-from coopstreams.consumer.ownership import Openings, Ownership, Shared
+from coopstreams.consumer.ownership import Alone, Openings, Ownership, Shared
+from coopstreams.consumer.range_reader import RangeReader
 from coopstreams.consumer.revocation import Revocations
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
+from coopstreams.group.members import Assignment, MemberInfo, MemberState
+from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.log.kafka.wiring import Wiring
+from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     AccessDeniedError,
@@ -41,9 +59,10 @@ from coopstreams.topology.errors import (
     LogError,
     MembershipLostError,
     OffsetOutOfRangeError,
+    TopicRangeFetchNotAllowedError,
     UnknownTopicError,
 )
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
@@ -52,6 +71,10 @@ SLICE_S = 0.05
 """The longest wait for records between two looks at the group's events."""
 OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
+STEADY_S = 5.0
+"""How long a request within `consume` waits for unreachable brokers; the next call of
+`consume` retries.
+"""
 AGAIN_S = 0.1
 LET_PASS_S = 0.2
 """With `commit.order=offset`: the time between two commits that let siblings'
@@ -64,50 +87,68 @@ Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
 
 
-class ConsumerSession:
-    """The key ranges of a consumer, and how its parts work together. `building` makes
-    the parts.
-    """
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a session reads, by which right, and under which name it commits."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        config: ConsumerConfig,
-        host: Host,
-        ownership: Ownership,
-        follower: Follower,
-        openings: Openings,
-        fetching: Fetching,
-        committing: Committing,
-        policies: Policies,
-        inbox: Inbox[GroupEvent],
-        listeners: Mapping[str, RangesCallback | None],
-        *,
-        parts: bool,
+    ownership: Ownership
+    topics: Mapping[int, str]
+    """By their numbers in task ids."""
+    transactional_id: str
+    follower: Follower
+    policies: Policies
+    inbox: Inbox[GroupEvent]
+    polled: list[float]
+    """The time of the last `consume`, which the membership checks against
+    `max.poll.interval.ms`.
+    """
+    filter: RecordFilter | None
+    listeners: Mapping[str, RangesCallback | None] = field(default_factory=dict)
+    """By "assign", "revoke", "lost"."""
+    parts: bool = True
+    """Whether this consumer takes parts of partitions."""
+
+
+class ConsumerSession:
+    """The key ranges of a consumer, and how its parts work together."""
+
+    def __init__(
+        self, config: ConsumerConfig, host: Host, log: Log, scope: Scope
     ) -> None:
-        """`parts`: whether this consumer takes parts of partitions. `listeners`: by
-        "assign", "revoke", "lost".
-        """
         self.config = config
         self._host = host
-        self.ownership = ownership
-        self.follower = follower
-        self.openings = openings
-        self.fetching = fetching
-        self.committing = committing
+        self.ownership = scope.ownership
+        self.follower = scope.follower
+        self.follower.check_policy()
+        self.openings = _openings(config, host, log, scope)
+        self.reader = RangeReader(
+            partial(
+                log.reader, committed_only=config["isolation.level"] == "read_committed"
+            ),
+            config["max.bytes.key.range.cache"],
+            scope.policies.reserves_values,
+            scope.filter,
+        )
+        timeout_s = config["transaction.timeout.ms"] / 1000
+        # For the rest of the writer's life: brokers have been found by now.
+        log.timeout_s = timeout_s
+        self.commits = Commits(
+            log,
+            scope.follower,
+            scope.transactional_id,
+            timeout_s,
+            host,
+            in_offset_order=config["commit.order"] == "offset",
+        )
+        log.timeout_s = STEADY_S
         self.revocations: Revocations[Share] = Revocations(
             config["max.revoke.delay.ms"] / 1000
         )
         self.shares: dict[TaskId, Share] = {}
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
-        self.polled = [self._host.now()]
-        """The time of the last `consume`, which the membership checks against
-        `max.poll.interval.ms`.
-        """
-        self._policies = policies
-        self._inbox = inbox
-        self._listeners = listeners
-        self._parts = parts
+        self._scope = scope
+        self._policies = scope.policies
         self._told = False
         """Whether something was revoked or lost during this poll, so that `consume`
         returns early.
@@ -126,7 +167,7 @@ class ConsumerSession:
         deadline = self._host.now() + timeout_s
         self._begin_poll()
         while True:
-            self.polled[0] = self._host.now()
+            self._scope.polled[0] = self._host.now()
             self._handle()
             if self._refused is not None:
                 raise self._refused
@@ -139,7 +180,7 @@ class ConsumerSession:
             left = deadline - self._host.now()
             if not records:
                 try:
-                    self.fetching.fetch(
+                    self.reader.fetch(
                         most,
                         max(0.0, min(left, OPENING_S if self.openings else SLICE_S)),
                     )
@@ -152,13 +193,13 @@ class ConsumerSession:
 
     @property
     def _in_offset_order(self) -> bool:
-        return self.committing.in_offset_order and not self.ownership.alone
+        return self.commits.in_offset_order and not self.ownership.alone
 
     def _records(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records that can be handed out now."""
         if self._in_offset_order:
-            self.committing.hold(self.shares.values())
-        return self.fetching.records(most)
+            self.commits.hold(self.shares.values())
+        return self.reader.records(most)
 
     def commit(
         self,
@@ -177,13 +218,13 @@ class ConsumerSession:
         in_order = sorted(shares, key=lambda share: share.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
-                return self.committing.commit(in_order, self.ownership, metadata)
+                return self.commits.commit(in_order, self.ownership, metadata)
             # The group has a new generation. As long as this is a member, it still owns
             # its key ranges: commit again.
             except FencedError as error:
                 log.info("committing again: %s", error)
                 self._host.sleep(AGAIN_S)
-        return self.committing.commit(in_order, self.ownership, metadata)
+        return self.commits.commit(in_order, self.ownership, metadata)
 
     def take_done(self) -> bool:
         """Take over the records marked done; return False if some belong to key ranges
@@ -241,7 +282,7 @@ class ConsumerSession:
                     ),
                     default=0,
                 )
-                self.fetching.close([share])
+                self.reader.close([share])
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)
                 raise IndividualCommitTooOldError(
@@ -258,7 +299,7 @@ class ConsumerSession:
             for share in self.shares.values()
             if share not in self.revocations
         }
-        self.fetching.close(self.shares.values())
+        self.reader.close(self.shares.values())
         leaving = [share for share in self.shares.values() if share in self.revocations]
         self._gone(leaving)
         self.shares.clear()
@@ -279,8 +320,8 @@ class ConsumerSession:
         finally:
             self.openings.clear()
             self.ownership.close()
-            self.committing.close()
-            self.fetching.close_reader()
+            self.commits.close()
+            self.reader.close_reader()
             self.follower.close()
             self._policies.close()
 
@@ -327,7 +368,7 @@ class ConsumerSession:
 
     def _obey(self) -> None:
         """Apply the cluster's policy and this consumer's settings."""
-        self.committing.in_order = not (
+        self.commits.in_order = not (
             self.config["allow.individual.commit"]
             and self._policies.policy.accepts_individual_commit
         )
@@ -339,7 +380,7 @@ class ConsumerSession:
             self._lose(late)
         while True:
             try:
-                event = self._inbox.get_nowait()
+                event = self._scope.inbox.get_nowait()
             except Empty:
                 return
             match event:
@@ -359,24 +400,26 @@ class ConsumerSession:
         self.ownership.assigned = event
         self.openings.barrier.follow_generation(event)
         cut = [id_ for id_ in event.added if not id_.key_range.is_whole]
-        if cut and not self._parts:
+        if cut and not self._scope.parts:
             raise ConsumerRangeFetchNotAcceptedError(
                 f"this consumer does not share, and was assigned a part of a partition: {cut[0]}"
             )
-        kept = [self.shares[id_] for id_ in event.added if id_ in self.shares]
+        kept = self._held(event.added)
         self.revocations.keep(kept)
         for share in kept:
             share.leave(False)
-        self.openings.want(
-            [id_ for id_ in event.added if id_ not in self.shares], event.epoch
-        )
+        fresh = [id_ for id_ in event.added if id_ not in self.shares]
+        self.openings.want(fresh, event.epoch)
         if unopened := self.openings.drop(event.revoked):
             self.ownership.released(unopened)
-        asked = [self.shares[id_] for id_ in event.revoked if id_ in self.shares]
-        self.revocations.ask(asked, self._host.now())
-        for share in asked:
+        leaving = self._held(event.revoked)
+        self.revocations.ask(leaving, self._host.now())
+        for share in leaving:
             share.leave(True)
-        self._told = self._told or bool(asked)
+        self._told = self._told or bool(leaving)
+
+    def _held(self, ids: Iterable[TaskId]) -> list[Share]:
+        return [self.shares[id_] for id_ in ids if id_ in self.shares]
 
     def _open(self) -> None:
         """Open the key ranges that passed the barrier, and commit their positions as a
@@ -397,7 +440,7 @@ class ConsumerSession:
                 for progress, opening in opened
             ]
             if fresh:
-                self.committing.claim(fresh, self.ownership)
+                self.commits.claim(fresh, self.ownership)
         except (LogError, GroupError) as error:
             for _, opening in opened:
                 self.openings.want([opening.id], opening.epoch)
@@ -407,7 +450,7 @@ class ConsumerSession:
             return
         for share in fresh:
             self.shares[share.id] = share
-            self.fetching.open(share)
+            self.reader.open(share)
         self._tell("assign", fresh)
 
     def _note(self) -> None:
@@ -440,7 +483,7 @@ class ConsumerSession:
             return
         self._let_pass_at = self._host.now() + LET_PASS_S
         try:
-            self.committing.let_pass(list(self.shares.values()), self.ownership)
+            self.commits.let_pass(list(self.shares.values()), self.ownership)
         except (LogError, MembershipLostError) as error:
             log.info("siblings wait longer: %s", error)
 
@@ -471,7 +514,7 @@ class ConsumerSession:
             "%s: the topic was deleted and made anew; records of the one before are lost",
             ", ".join(map(str, lost)),
         )
-        self.fetching.close(lost, remade=True)
+        self.reader.close(lost, remade=True)
         leaving = [
             share for share in lost if share in given_up or share in self.revocations
         ]
@@ -487,7 +530,7 @@ class ConsumerSession:
 
     def _gone(self, shares: Collection[Share]) -> None:
         """Close these key ranges, and release them to the group."""
-        self.fetching.close(shares)
+        self.reader.close(shares)
         for share in shares:
             self.shares.pop(share.id, None)
         if (
@@ -498,7 +541,7 @@ class ConsumerSession:
             self.ownership.released([share.id for share in shares])
 
     def _tell(self, what: str, shares: Collection[Share]) -> None:
-        listener = self._listeners.get(what)
+        listener = self._scope.listeners.get(what)
         if listener is not None and shares:
             listener(by_partition(shares))
 
@@ -509,3 +552,206 @@ def by_partition(shares: Iterable[Share]) -> Ranges:
     for share in shares:
         ranges.setdefault(share.at, []).append(share.id.key_range)
     return {at: tuple(sorted(some)) for at, some in sorted(ranges.items())}
+
+
+def transactional_ids(group: str, host: Host) -> tuple[str, str]:
+    """Return new transactional ids for one consumer: for the user's producer, and for
+    the consumer's own writer.
+    """
+    life = host.unique()
+    return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
+
+
+def alone(
+    config: ConsumerConfig,
+    wiring: Wiring,
+    log: Log,
+    wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
+    filter_: RecordFilter | None,
+) -> ConsumerSession:
+    """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
+    policies = Policies(log, config["replication.factor"], wiring.host)
+    _check(config, log, policies, wanted)
+    topics = topic_numbers(sorted({at.topic for at in wanted}))
+    ids = [
+        TaskId(topic_number(at.topic), at.partition, key_range)
+        for at, ranges in wanted.items()
+        for key_range in ranges or (WHOLE,)
+    ]
+    ownership = Alone(
+        GroupAdmin(
+            config.client,
+            config["group.id"],
+            timeout_s=config["connect.timeout.ms"] / 1000,
+        )
+    )
+    # The id depends on the key ranges only: a replacement that reads the same fences
+    # its predecessor, and ends the transaction that it left open.
+    what = hashlib.sha256(
+        "\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()
+    ).hexdigest()[:16]
+    host = wiring.host
+    scope = Scope(
+        ownership,
+        topics,
+        f"{config['group.id']}-alone-{what}",
+        _follower(config, log),
+        policies,
+        host.inbox(),
+        [host.now()],
+        filter_,
+    )
+    session = ConsumerSession(config, host, log, scope)
+    # No coordinator counts generations here: if two consumers choose the same term, the
+    # later start outranks the other.
+    session.openings.barrier.generation = host.wall_ms() // 1000
+    session.openings.want(ids, 0)
+    return session
+
+
+def shared(
+    config: ConsumerConfig,
+    wiring: Wiring,
+    log: Log,
+    assignor: Assignor,
+    topics: Sequence[str],
+    transactional: tuple[str, str],
+    filter_: RecordFilter | None,
+    listeners: Mapping[str, RangesCallback | None],
+    *,
+    parts: bool,
+) -> ConsumerSession:
+    """Return a session of a member that joins the group; see
+    `CooperativeConsumer.subscribe`.
+    """
+    group = config["group.id"]
+    host = wiring.host
+    policies = Policies(log, config["replication.factor"], wiring.host)
+    policies.watch(topics)
+    inbox: Inbox[GroupEvent] = host.inbox()
+    follower = _follower(config, log)
+    polled = [host.now()]
+
+    def info() -> MemberInfo:
+        return MemberInfo(
+            transactional[0],
+            host.called(),
+            transactional_ids=transactional,
+            allow_key_share=parts,
+        )
+
+    def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
+        partitions, shareable = policies.for_leader(
+            {topic for state in states.values() for topic in state.topics}
+        )
+        return assign_consumers(assignor, partitions, shareable, states)
+
+    timings = Timings(
+        session=config["session.timeout.ms"],
+        heartbeat=config["heartbeat.interval.ms"],
+        connect=config["connect.timeout.ms"],
+        request=int(1000 * STEADY_S),
+    )
+    member = GroupMember(
+        wiring.coordinator(config.client),
+        group,
+        # Subscribe to the commit topic, too: the broker expires offsets of topics
+        # without a subscription.
+        [*topics, follower.partition.topic],
+        info,
+        assign,
+        inbox.put,
+        lambda: host.now() - polled[0] < config["max.poll.interval.ms"] / 1000,
+        instance_id=config["group.instance.id"],
+        sources={number: [topic] for number, topic in policies.numbers().items()},
+        timings=timings,
+        host=host,
+    )
+    scope = Scope(
+        Shared(member),
+        topic_numbers(topics),
+        transactional[1],
+        follower,
+        policies,
+        inbox,
+        polled,
+        filter_,
+        listeners,
+        parts,
+    )
+    session = ConsumerSession(config, host, log, scope)
+    member.start()
+    return session
+
+
+def _follower(config: ConsumerConfig, log: Log) -> Follower:
+    return Follower(log, config["group.id"], replication=config["replication.factor"])
+
+
+def _openings(config: ConsumerConfig, host: Host, log: Log, scope: Scope) -> Openings:
+    """Return the openings of a session: its positions, behind its barrier."""
+    ownership = scope.ownership
+    follower = scope.follower
+
+    def sources(task: TaskId) -> tuple[TopicPartition, ...]:
+        return (TopicPartition(scope.topics[task.subtopology], task.partition),)
+
+    positions = Positions(
+        log,
+        ownership.group,
+        follower,
+        sources,
+        lambda _: config["auto.offset.reset"],
+        scope.transactional_id,
+        alone=ownership.alone,
+        host=host,
+    )
+    # Match the whole id: the id of another group may begin with this group's id.
+    form = re.compile(
+        re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?"
+    )
+    commits = [follower.partition.topic]
+    barrier = Barrier(
+        ownership.group if isinstance(ownership, Shared) else None,
+        follower,
+        lambda name: form.fullmatch(name) is not None,
+        lambda dead: log.settle(dead, commits),
+        host,
+    )
+    return Openings(follower, barrier, positions, host)
+
+
+def _check(
+    config: ConsumerConfig,
+    log: Log,
+    policies: Policies,
+    wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
+) -> None:
+    """Check that these key ranges may be read."""
+    counts = log.partitions(sorted({at.topic for at in wanted}))
+    policies.watch([at.topic for at in wanted if at.topic in counts])
+    for at, ranges in wanted.items():
+        if at.partition not in range(counts.get(at.topic, 0)):
+            raise UnknownTopicError(
+                f"there is no {at}: create the topic first, or correct the name"
+            )
+        for one, other in combinations(ranges, 2):
+            if one.overlaps(other):
+                raise ValueError(
+                    f"{at}: key range {other} overlaps another one: a record would be handed out twice"
+                )
+        if not all(key_range.is_whole for key_range in ranges):
+            _check_part(config, policies, at)
+
+
+def _check_part(config: ConsumerConfig, policies: Policies, at: TopicPartition) -> None:
+    """Check that a part of a partition may be read."""
+    if not config["allow.individual.commit"]:
+        raise ConsumerRangeFetchNotAcceptedError(
+            f"{at}: a part of a partition, and allow.individual.commit of this consumer is false"
+        )
+    if not policies.policy.accepts_range_fetch(at.topic):
+        raise TopicRangeFetchNotAllowedError(
+            f"{at}: its topic may not be read by key range. Allow it: `coopstreams policy set "
+            f"accept.range.fetch=true --topic {at.topic}`"
+        )

@@ -75,28 +75,29 @@ def assign_consumers(
     )
     check_granted(granted, claims)
     settled = granted == target
-    counts = {topic_number(topic): count for topic, count in partitions.items()}
-    cluster = Cluster(
-        members=tuple(
-            Member(id_, members[id_].info, granted.get(id_, ()))
-            for id_ in sorted(members)
-        ),
-        partitions=counts,
+    cluster = _cluster(partitions, members, granted)
+
+    def assignment(id_: str, state: MemberState) -> Assignment:
+        process = state.info.process
+        if id_ in strangers:
+            error = _STRANGER.format(id_)
+            return Assignment(process, settled=settled, cluster=cluster, error=error)
+        return Assignment(process, granted[id_], target[id_], settled, cluster)
+
+    return {id_: assignment(id_, state) for id_, state in members.items()}
+
+
+def _cluster(
+    partitions: Mapping[str, int],
+    members: Mapping[str, MemberState],
+    granted: Mapping[str, tuple[TaskId, ...]],
+) -> Cluster:
+    """Return what the members are told of each other."""
+    told = tuple(
+        Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)
     )
-    given = {
-        id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster)
-        for id_, state in consumers.items()
-    }
-    refused = {
-        id_: Assignment(
-            state.info.process,
-            settled=settled,
-            cluster=cluster,
-            error=_STRANGER.format(id_),
-        )
-        for id_, state in strangers.items()
-    }
-    return given | refused
+    counts = {topic_number(topic): count for topic, count in partitions.items()}
+    return Cluster(members=told, partitions=counts)
 
 
 _STRANGER = (

@@ -22,7 +22,7 @@ from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.ranges import Runs, above, common
 from coopstreams.commit.record import Segment
-from coopstreams.consumer.waiting import WaitingRecords
+from coopstreams.consumer.range_cache import RangeCache
 from coopstreams.topology.columns import Columns, Headers
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -78,7 +78,7 @@ class Share:
         """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
         """Whether this consumer still owns the share."""
-        self.waiting = WaitingRecords()
+        self.waiting = RangeCache()
 
     def __str__(self) -> str:
         return f"{self.at}[{self.id.key_range}]"
@@ -87,6 +87,11 @@ class Share:
     def stuck(self) -> bool:
         """Whether nothing can be handed out now."""
         return self.paused or self.held or self.leaving or self.inflight.blocked()
+
+    @property
+    def takes_again(self) -> bool:
+        """Whether records of it were dropped, and it can take them now."""
+        return self.behind and not self.waiting and not self.stuck
 
     def take(
         self,
@@ -104,31 +109,31 @@ class Share:
         """
         if self.behind or next_offset <= self.taken:
             return
-        if (
-            len(columns) and columns.offsets[0] < self.taken
-        ):  # the reader went back for a sibling
-            columns = columns.slice(
-                bisect_left(columns.offsets, self.taken), len(columns)
-            )
+        # The reader may have gone back for a sibling.
+        if len(columns) and columns.offsets[0] < self.taken:
+            first = bisect_left(columns.offsets, self.taken)
+            columns = columns.slice(first, len(columns))
         if not self.waiting:
             # No record lies below: siblings need not wait for this range, also if the
             # first one is dropped.
-            self.inflight.hand_out(
-                (), (), columns.offsets[0] if len(columns) else next_offset
-            )
-            if not len(columns):
-                self.taken = next_offset
-                return
-        if self.stuck or not self.waiting.ready:
-            # Records that arrive while the last values are being read again are handed
-            # out right after them.
-            whole = values or (not self.stuck and self.waiting.all_asked)
-            if not self.waiting.keep(columns, next_offset, room(), values=whole):
-                self.behind = True
-                return
-        else:
+            first = columns.offsets[0] if len(columns) else next_offset
+            self.inflight.hand_out((), (), first)
+        if self.waiting or len(columns):
+            self.behind = not self._keep(columns, next_offset, room, values)
+        if not self.behind:
+            self.taken = next_offset
+
+    def _keep(
+        self, columns: Columns, next_offset: int, room: Callable[[], int], values: bool
+    ) -> bool:
+        """Have records wait to be handed out; return False if there is no room."""
+        if not self.stuck and self.waiting.ready:
             self.waiting.put(columns, next_offset)
-        self.taken = next_offset
+            return True
+        # Records that arrive while the last values are being read again are handed out
+        # right after them.
+        whole = values or (not self.stuck and self.waiting.all_asked)
+        return self.waiting.keep(columns, next_offset, room(), values=whole)
 
     def hand_out(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records for the user."""

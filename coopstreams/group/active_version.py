@@ -98,7 +98,11 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
         ValueError, AssignmentError: see `assign`.
     """
     active = active_version(members)
-    able = _of_version(members, active)
+    able = {
+        id_: state
+        for id_, state in members.items()
+        if active and version_of(state.info) == active
+    }
     topology = _most(able)
     held = still_held(members, active)
     partitions = {
@@ -119,29 +123,19 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
     for id_, state in members.items():
         if id_ in given:
             assignments[id_] = replace(given[id_], cluster=cluster)
-            continue
-        error = waits = ""
-        if state.info.topology:
-            waits = _why(state.info.topology, topology, len(able), len(members))
+        elif not state.info.topology:
+            assignments[id_] = Assignment(
+                state.info.process,
+                settled=not held,
+                cluster=cluster,
+                error=_STRANGER.format(id_),
+            )
         else:
-            error = _STRANGER.format(id_)
-        assignments[id_] = Assignment(
-            state.info.process,
-            settled=not held,
-            cluster=cluster,
-            error=error,
-            waits=waits,
-        )
+            why = _why(state.info.topology, topology, len(able), len(members))
+            assignments[id_] = Assignment(
+                state.info.process, settled=not held, cluster=cluster, waits=why
+            )
     return assignments
-
-
-def _of_version(members: Members, version: Version) -> dict[str, MemberState]:
-    """Return the members of a version; none of the empty version."""
-    return {
-        id_: state
-        for id_, state in members.items()
-        if version and version_of(state.info) == version
-    }
 
 
 _STRANGER = (

@@ -8,8 +8,8 @@ from functools import cache
 from coopstreams.instance.components import Components, client_settings
 from coopstreams.log.kafka.share_consumer import KafkaShare
 from coopstreams.sharing.share_group import ShareMembers, share_group
-from coopstreams.sharing.share_thread import ShareThread
-from coopstreams.sharing.work import SharedWork
+from coopstreams.sharing.share_thread import ShareThread, ShareTimes
+from coopstreams.sharing.work import SharedWork, ShareServices
 from coopstreams.tasks.events import Event
 from coopstreams.topology.compile.program import Program
 
@@ -48,16 +48,22 @@ def _thread(
         "share.isolation.level": "read_committed",
         "share.record.lock.duration.ms": str(lock_ms),
     }
-    shared = (
+    services = ShareServices(
         config,
         made.metrics,
         made.tallies,
         made.sayings,
         made.refusals,
         cache(made.partitions),
+        made.globals.rows,
+        made.topology.dead_letter_topics,
+        made.host,
     )
-    tables = made.globals.rows
-    letters = made.topology.dead_letter_topics
+    times = ShareTimes(
+        commit_s=config.commit_interval_s,
+        lock_s=lock_ms / 1000,
+        flush_s=config["transaction.timeout.ms"] / 1000,
+    )
     return ShareThread(
         number,
         lambda: KafkaShare(
@@ -66,19 +72,12 @@ def _thread(
             settings,
             made.results(),
         ),
-        [
-            SharedWork(number, program, writer, *shared, tables, letters, made.host)
-            for program in programs
-        ],
+        [SharedWork(number, program, writer, services) for program in programs],
         writer,
-        made.refusals,
+        services,
+        times,
         lambda: holds() or _forbidden(made),
         emit,
-        made.metrics,
-        acknowledge_every_s=config.commit_interval_s,
-        lock_s=lock_ms / 1000,
-        timeout_s=config["transaction.timeout.ms"] / 1000,
-        host=made.host,
     )
 
 

@@ -46,23 +46,23 @@ def resolve_topology(
     cluster: Log,
     built: Topology,
     config: Config,
-    version: LastVersion | None = None,
     known: Collection[str] = (),
+    had: Collection[str] = (),
+    check: Check | None = None,
 ) -> ResolvedTopology:
     """Return the topology with the topics that match its patterns now.
 
-    `version`: the last one that had tasks, which was read before: a changelog that it
-    had is not created anew, and after a reset nothing is created. `known`: topics that
-    the application reads already, which count as existing in any case.
+    `known`: topics that the application reads already, which count as existing in any
+    case. `had`: the changelogs of the version of the topology that ran last. `check`:
+    asked before each internal topic is created.
 
     Raises:
         CoopStreamsError: as of `resolve_at_start`.
     """
     counts = cluster.partitions()
     topology = as_it_runs(built, {*counts, *known}, config)
-    had = frozenset[str]() if version is None else version.changelogs
     facts = check_topics(cluster, topology, config, counts, had)
-    create_missing(cluster, facts, None if version is None else version.not_reset)
+    create_missing(cluster, facts, check)
     return compiled(topology, facts.topics, config)
 
 
@@ -75,8 +75,7 @@ def check_topics(
 ) -> Facts:
     """Return the facts about the topics of a topology, which fit it.
 
-    `counts`: a listing of all topics, made just now. `had`: the changelogs of the
-    version that ran last.
+    `counts`: a listing of all topics, made just now. `had`: as of `resolve_topology`.
 
     Raises:
         CoopStreamsError: as of `resolve_at_start`.

@@ -92,17 +92,17 @@ class Access:
         """
         if role is None:
             return
-        if not self.tokens:
-            if changes:
-                raise QueryError(
-                    "FORBIDDEN",
-                    "this path changes what the instance does, and the application has no tokens: set http.token.read "
-                    "and http.token.operate",
-                    status=403,
-                )
-            if self.hosts is not None and not self.hosts.accepts(host):
-                raise unknown_host(host or "")
-            return
+        if self.tokens:
+            self._check_token(role, authorization)
+        elif changes:
+            raise _forbidden(
+                "this path changes what the instance does, and the application has no tokens: set http.token.read "
+                "and http.token.operate"
+            )
+        elif self.hosts is not None and not self.hosts.accepts(host):
+            raise unknown_host(host or "")
+
+    def _check_token(self, role: Role, authorization: str | None) -> None:
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             named = "read" if self.tokens["operate"] == self.tokens["read"] else role
@@ -116,10 +116,8 @@ class Access:
         if _in_common(given, self.tokens[role]):
             return
         if any(_in_common(given, tokens) for tokens in self.tokens.values()):
-            raise QueryError(
-                "FORBIDDEN",
-                f"this path needs the token http.token.{role}, not the other one",
-                status=403,
+            raise _forbidden(
+                f"this path needs the token http.token.{role}, not the other one"
             )
         raise unauthorized("the application does not know this token")
 
@@ -162,6 +160,10 @@ def role_of(path: str) -> Role | None:
         if path in ("/v1/status", "/v1/topology", "/v1/pause", "/v1/resume", "/metrics")
         else None
     )
+
+
+def _forbidden(message: str) -> QueryError:
+    return QueryError("FORBIDDEN", message, status=403)
 
 
 def unauthorized(message: str) -> QueryError:

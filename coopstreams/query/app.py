@@ -63,7 +63,7 @@ from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
 from coopstreams.query.web_page import EVENTS, StatusFeed, asset
 from coopstreams.status.model import Paused
-from coopstreams.status.reasons import Health, by_code
+from coopstreams.status.reasons import by_code
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
@@ -96,15 +96,11 @@ class QueryApp:
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
-        paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
+        read = self.answers() | {"/": self._page, "/page/{file}": self._page}
         routes = [
-            Route(path, self._endpoint(path, answer), methods=["GET"])
+            Route(path, self._endpoint(path, answer), methods=[method])
+            for method, paths in (("GET", read), ("POST", self.changes()))
             for path, answer in paths.items()
-        ]
-        changes = self.changes().items()
-        routes += [
-            Route(path, self._endpoint(path, answer), methods=["POST"])
-            for path, answer in changes
         ]
         for route in routes:  # Starlette's `path` would end at a line end in a key
             route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
@@ -131,8 +127,8 @@ class QueryApp:
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
             "/v1/status": self._status,
             "/v1/topology": self._topology,
-            "/health/live": self._live,
-            "/health/ready": self._ready,
+            "/health/live": partial(self._health, "live"),
+            "/health/ready": partial(self._health, "ready"),
             "/metrics": self._prometheus,
             "/openapi.json": self._openapi,
         }
@@ -253,11 +249,8 @@ class QueryApp:
                 async with asyncio.timeout(self._limits.request_s):
                     page = await self._service.page(store, query, asked)
             except (QueryError, TimeoutError) as error:
-                failure = (
-                    error
-                    if isinstance(error, QueryError)
-                    else timed_out("a page took too long")
-                )
+                late = timed_out("a page took too long")
+                failure = error if isinstance(error, QueryError) else late
                 failure.details = {**failure.details, "cursor": cursor, "count": count}
                 yield body_of(failure) + b"\n"
                 return
@@ -306,15 +299,9 @@ class QueryApp:
         self._backend.pause(paused)
         return _json(msgspec.json.encode(Paused(self.gate.here, paused)))
 
-    async def _live(self, request: Request) -> Response:
+    async def _health(self, what: str, request: Request) -> Response:
         health = self._backend.health()
-        return self._health(request, health, health.live)
-
-    async def _ready(self, request: Request) -> Response:
-        health = self._backend.health()
-        return self._health(request, health, health.live and health.ready)
-
-    def _health(self, request: Request, health: Health, well: bool) -> Response:
+        well = health.live and (what == "live" or health.ready)
         headers = request.headers
         if not self.gate.access.allows(
             "operate", headers.get("authorization"), headers.get("host")
@@ -453,14 +440,8 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
         for cover in page.covers
     ]
     entries = [orjson.Fragment(entry) for _, _, entry in page.entries]
-    return orjson.dumps(
-        {
-            "store": store.name,
-            "entries": entries,
-            "cursor": page.cursor,
-            "ranges": ranges,
-        }
-    )
+    told = {"store": store.name, "entries": entries, "cursor": page.cursor}
+    return orjson.dumps(told | {"ranges": ranges})
 
 
 class _Answer(Response):

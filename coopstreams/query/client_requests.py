@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -385,18 +385,4 @@ def _text(key: Any, as_json: bool) -> str:
 
 
 def _found(answer: Mapping[str, Any]) -> Found:
-    return Found(
-        *(
-            answer[name]
-            for name in (
-                "key",
-                "value",
-                "timestamp",
-                "partition",
-                "key_range",
-                "owner",
-                "epoch",
-                "lag",
-            )
-        )
-    )
+    return Found(**{field.name: answer[field.name] for field in fields(Found)})

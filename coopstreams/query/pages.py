@@ -104,27 +104,27 @@ def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
     part that has more.
     """
     found = in_order((part.entries for part in parts), query.reverse)
-    if ends := [_order(part.entries[-1]) for part in parts if part.more]:
-        end = max(ends) if query.reverse else min(ends)
-        found = takewhile(
-            lambda entry: (
-                _order(entry) >= end if query.reverse else _order(entry) <= end
-            ),
-            found,
-        )
-    entries = list(islice(found, query.limit))
-    more = any(part.more for part in parts) or sum(
-        len(part.entries) for part in parts
-    ) > len(entries)
-    covers = sorted(
-        (cover for part in parts for cover in part.covers),
-        key=lambda cover: (cover.partition, cover.start),
-    )
-    return Page(
-        covers,
-        entries,
-        cursor_text(entries[-1][0], entries[-1][1]) if more and entries else None,
-    )
+    ends = [_order(part.entries[-1]) for part in parts if part.more]
+    entries = list(islice(_until(found, ends, query.reverse), query.limit))
+    held = sum(len(part.entries) for part in parts)
+    more = bool(entries) and (bool(ends) or held > len(entries))
+    covers = [cover for part in parts for cover in part.covers]
+    covers.sort(key=lambda cover: (cover.partition, cover.start))
+    cursor = cursor_text(entries[-1][0], entries[-1][1]) if more else None
+    return Page(covers, entries, cursor)
+
+
+def _until(
+    entries: Iterator[Entry], ends: Sequence[tuple[bytes, int]], reverse: bool
+) -> Iterator[Entry]:
+    """Return the entries up to the first of these ends, itself included."""
+    if not ends:
+        return entries
+    if reverse:
+        last = max(ends)
+        return takewhile(lambda entry: _order(entry) >= last, entries)
+    last = min(ends)
+    return takewhile(lambda entry: _order(entry) <= last, entries)
 
 
 def in_order(

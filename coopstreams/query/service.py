@@ -267,14 +267,10 @@ class QueryService:
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
         backend = self.backend
-        return msgspec.json.encode(
-            reports.metadata(
-                backend.application,
-                backend.placement(),
-                backend.stores(),
-                backend.status(),
-            )
+        told = reports.metadata(
+            backend.application, backend.placement(), backend.stores(), backend.status()
         )
+        return msgspec.json.encode(told)
 
     def topology(self) -> bytes:
         """Return the JSON of the topology as a picture."""

@@ -31,19 +31,16 @@ from itertools import groupby
 from operator import attrgetter
 from threading import get_ident
 
-from coopstreams.common.host import SYSTEM, Host
-from coopstreams.common.metrics import Metrics
 from coopstreams.log import time_marks
 from coopstreams.log.kafka.kafka_errors import made_again
 from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
-from coopstreams.sharing.work import SharedWork
+from coopstreams.sharing.work import SharedWork, ShareServices
 from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.outlasting import InVain
 from coopstreams.tasks.queues import STEP_S, Pace
-from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.tally import Counts
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
@@ -107,33 +104,47 @@ class ShareFigures:
     """By sub-topology."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShareTimes:
+    """The times of a share thread. Units: seconds."""
+
+    commit_s: float
+    """The commit interval."""
+    lock_s: float
+    """For how long no other member gets a record."""
+    flush_s: float
+    """The time-out of a flush of the writer."""
+
+    @property
+    def acknowledge_s(self) -> float:
+        """The time between two acknowledgements.
+
+        Short also with a long commit interval: beside a slow record, the locks of those
+        that are done would end.
+        """
+        return min(self.commit_s, (1 - LOCK_PART) * self.lock_s)
+
+
 class ShareThread:
     """One member of the share group, for all sub-topologies whose records it deals.
     `start` and `stop` from outside.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         number: int,
         connect: Callable[[], Deliverer],
         works: Sequence[SharedWork],
         writer: Writer,
-        refusals: Refusals,
+        services: ShareServices,
+        times: ShareTimes,
         holds: Callable[[], str],
         emit: Callable[[Event], None],
-        metrics: Metrics,
-        *,
-        acknowledge_every_s: float,
-        lock_s: float,
-        timeout_s: float,
-        host: Host = SYSTEM,
     ) -> None:
         """`connect`: returns a new member of the group. `holds`: why no record may be
         taken now; empty: they may.
-
-        `lock_s`: for how long no other member gets a record. `timeout_s`: of a flush of
-        the writer.
         """
+        host = services.host
         self.number = number
         self.works = {topic: work for work in works for topic in work.topics}
         self._waits = "it has not joined its share group yet"
@@ -146,14 +157,10 @@ class ShareThread:
         self._connect = connect
         self._holds = holds
         self._emit = emit
-        self._metrics = metrics
+        self._metrics = services.metrics
         self._writer = writer
-        self._refusals = refusals
-        self._lock_s = lock_s
-        self._timeout_s = timeout_s
-        # Also with a long commit interval: beside a slow record, the locks of those
-        # that are done would end.
-        self._acknowledge_every_s = min(acknowledge_every_s, (1 - LOCK_PART) * lock_s)
+        self._refusals = services.refusals
+        self._times = times
         self._host = host
         self._client: Deliverer | None = None
         self._connected = False
@@ -285,7 +292,7 @@ class ShareThread:
             records = self._client.poll(POLL_S)
             self._moved_at = self._host.now()
             self._waits = ""
-            self._take(records, began + self._lock_s)
+            self._take(records, began + self._times.lock_s)
         elif not self._ready:
             self._wait(self._next_s())
         self._look()
@@ -302,21 +309,17 @@ class ShareThread:
         deliveries = [Delivery(record, until) for record in records]
         if not deliveries:
             return
-        self._acknowledge_at = self._host.now() + self._acknowledge_every_s
+        self._acknowledge_at = self._host.now() + self._times.acknowledge_s
         self._held = {delivery.place: delivery for delivery in deliveries}
         self._metrics.acquired(self.number, len(self._held))
         for work in self.every:
-            if mine := [
-                delivery
-                for delivery in deliveries
-                if delivery.record.topic in work.topics
-            ]:
-                work.took(mine)
+            work.took([each for each in deliveries if each.record.topic in work.topics])
         for source, those in _by_partition(deliveries):
-            for index, _ in time_marks.marks_in(columns_of(source, those)):
+            marks = [at for at, _ in time_marks.marks_in(columns_of(source, those))]
+            for index in marks:
                 those[index].mark = True
-            self._done += (delivery for delivery in those if delivery.mark)
-            self._begin(source, [delivery for delivery in those if not delivery.mark])
+                self._done.append(those[index])
+            self._begin(source, [each for each in those if not each.mark])
 
     def _begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
         self.works[source.topic].begin(source, deliveries)
@@ -354,7 +357,7 @@ class ShareThread:
         )
 
     def _kept_until(self, delivery: Delivery) -> float:
-        return delivery.until - (1 - LOCK_PART) * self._lock_s
+        return delivery.until - (1 - LOCK_PART) * self._times.lock_s
 
     def _next_s(self) -> float:
         """Return how long to wait for calls and pauses."""
@@ -404,12 +407,12 @@ class ShareThread:
 
     def _acknowledge(self) -> None:
         """Flush the results to the log, and acknowledge their records."""
-        self._acknowledge_at = self._host.now() + self._acknowledge_every_s
+        self._acknowledge_at = self._host.now() + self._times.acknowledge_s
         if not self._done:
             return
         self.figures = self._figures(flushing=True)
         try:
-            self._writer.flush(self._timeout_s)
+            self._writer.flush(self._times.flush_s)
         except LogError as error:
             self._undo(error)
             return
@@ -493,19 +496,8 @@ class ShareThread:
         if self._client is None:
             return
         client = self._client
-        give_up = self._host.now() + DRAIN_S
         try:
-            calls = [work.calls for work in self.every if work.calls is not None]
-            for each in calls:
-                each.drain()
-            while (
-                not all(each.drained for each in calls) and self._host.now() < give_up
-            ):
-                self._news.wait(LOOK_S / 10)
-                self._news.clear()
-            ended = [delivery for each in calls for delivery in each.ready()]
-            for source, those in _by_partition(ended):
-                self._process(source, those)
+            self._end_calls()
             self._acknowledge()
             if left := list(self._held.values()):
                 self._answer(left, done=False)
@@ -532,6 +524,21 @@ class ShareThread:
                 work.close()
                 work.count()
             client.close()
+
+    def _end_calls(self) -> None:
+        """Wait briefly for the calls under way, and process the records whose calls
+        have ended.
+        """
+        give_up = self._host.now() + DRAIN_S
+        calls = [work.calls for work in self.every if work.calls is not None]
+        for each in calls:
+            each.drain()
+        while not all(each.drained for each in calls) and self._host.now() < give_up:
+            self._news.wait(LOOK_S / 10)
+            self._news.clear()
+        ended = [delivery for each in calls for delivery in each.ready()]
+        for source, those in _by_partition(ended):
+            self._process(source, those)
 
 
 def _by_partition(

@@ -12,28 +12,31 @@ writer's flush comes before their acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 
+from coopstreams.calling.lanes import Lane
 from coopstreams.common.config import Config
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
-from coopstreams.sharing.delivery import Delivery, columns_of
-from coopstreams.sharing.share_calls import DeliveryCalls
+from coopstreams.sharing.delivery import Delivery, DeliveryCall, columns_of
 from coopstreams.tasks.failure_handlers import Answer, FailureHandler
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Counts, Tallies, Tally
 from coopstreams.tasks.tries import TriedLaterError
-from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.nodes import Node, Sink
+from coopstreams.topology.graph.nodes import AsyncMap, Node, Sink
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import TableStore
 from coopstreams.topology.task_id import TaskId
 
@@ -57,6 +60,23 @@ class Deliveries:
         """Do nothing: the thread counts the failures of each delivery."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShareServices:
+    """What the share threads of an instance use of it."""
+
+    config: Config
+    metrics: Metrics
+    tallies: Tallies
+    sayings: Sayings
+    refusals: Refusals
+    partitions: Callable[[str], int]
+    """Returns the partition count of a topic."""
+    global_tables: Mapping[str, TableStore]
+    dead_letter_topics: Mapping[str, str]
+    """Of nodes with their own."""
+    host: Host
+
+
 class SharedWork:
     """One sub-topology on one share thread; used by that thread only.
 
@@ -64,21 +84,10 @@ class SharedWork:
     thread.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        number: int,
-        program: Program,
-        writer: Writer,
-        config: Config,
-        metrics: Metrics,
-        tallies: Tallies,
-        sayings: Sayings,
-        refusals: Refusals,
-        partitions: Callable[[str], int],
-        global_tables: Mapping[str, TableStore],
-        dead_letter_topics: Mapping[str, str],
-        host: Host,
+    def __init__(
+        self, number: int, program: Program, writer: Writer, services: ShareServices
     ) -> None:
+        config = services.config
         self.id = TaskId(program.subtopology.id, number, WHOLE)
         self.processed = 0
         self.redelivered = 0
@@ -89,14 +98,10 @@ class SharedWork:
         """
         self._retried = 0
         self._program = program
-        self._sayings = sayings
-        self._metrics = metrics
-        self._tallies = tallies
-        self._refusals = refusals
-        self._host = host
-        self._append = partial(
-            refusals.append, writer, config["transaction.timeout.ms"] / 1000
-        )
+        self._services = services
+        self._metrics = services.metrics
+        timeout_s = config["transaction.timeout.ms"] / 1000
+        self._append = partial(services.refusals.append, writer, timeout_s)
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
         self._left_out: list[tuple[TaskId, Failure, Answer]] = []
@@ -112,14 +117,16 @@ class SharedWork:
             FailureHandler,
             config=config,
             dead_letter=lambda *letter: self._letters.append(letter),
-            sayings=sayings,
+            sayings=services.sayings,
             tries=self._attempts,
-            topics=dead_letter_topics,
+            topics=services.dead_letter_topics,
         )
         self.program: BoundProgram = program.bind(
-            global_tables,
+            services.global_tables,
             self._on_failure,
-            ProgramServices(clock=host.wall_ms, partitions=partitions),
+            ProgramServices(
+                clock=services.host.wall_ms, partitions=services.partitions
+            ),
             caching=False,
         )
 
@@ -143,7 +150,7 @@ class SharedWork:
         """Begin to take records. `tell`: see `DeliveryCalls`."""
         if self._program.ahead is not None:
             self.calls = DeliveryCalls(
-                self._program, self._program.ahead, tell, self._host
+                self._program, self._program.ahead, tell, self._services.host
             )
 
     def close(self) -> None:
@@ -191,13 +198,13 @@ class SharedWork:
             LogError: the writer does not take a result, or the schema registry cannot
             be reached.
         """
-        if not self._refusals.expected or len(deliveries) == 1:
+        if not self._services.refusals.expected or len(deliveries) == 1:
             try:
                 self._run(source, deliveries)
                 return list(deliveries), [], None
             except TriedLaterError as later:
                 if len(deliveries) == 1:
-                    self._sayings.warn(
+                    self._services.sayings.warn(
                         ("again", source.topic),
                         f"share thread {self.id.partition}: {later}",
                     )
@@ -217,7 +224,7 @@ class SharedWork:
 
     def count(self) -> None:
         """Add the work since the last call to the metrics."""
-        self._tallies.look(self, Counts.of(self))
+        self._services.tallies.look(self, Counts.of(self))
 
     def _run(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
         self._attempts.at_hand = {
@@ -231,11 +238,11 @@ class SharedWork:
             self.program.process(
                 source, columns_of(source, deliveries, self._extract(source))
             )
-            if len(deliveries) == 1 and self._refusals.expected:
+            if len(deliveries) == 1 and self._services.refusals.expected:
                 self._leave_out_refused(deliveries[0].record)
             self._write()
             for task, failure, answer in self._left_out:
-                self._tallies.failed(task, self.tally, failure, answer)
+                self._services.tallies.failed(task, self.tally, failure, answer)
         finally:
             self._letters.clear()
             self._left_out.clear()
@@ -244,7 +251,7 @@ class SharedWork:
         self.processed += len(deliveries)
         first_ms = min(delivery.record.timestamp for delivery in deliveries)
         self._metrics.latency(
-            self.id.subtopology, max(0, self._host.wall_ms() - first_ms) / 1000
+            self.id.subtopology, max(0, self._services.host.wall_ms() - first_ms) / 1000
         )
 
     def _extract(self, source: TopicPartition) -> TimestampColumn | None:
@@ -255,7 +262,7 @@ class SharedWork:
         handler, and keep the others.
         """
         for output in self.program.outputs.values():
-            self._refusals.leave_out(
+            self._services.refusals.leave_out(
                 output, partial(self._refused, record, output.topic)
             )
 
@@ -280,7 +287,7 @@ class SharedWork:
                 self._metrics.produced(self.id, output.topic, len(output))
                 self.tally.written[output.topic] += len(output)
         for failure, headers, topic in self._letters:
-            timestamp = min(failure.timestamp, self._host.wall_ms())
+            timestamp = min(failure.timestamp, self._services.host.wall_ms())
             self._append(
                 topic, [failure.key], [failure.value], [timestamp], headers=[headers]
             )
@@ -290,3 +297,140 @@ class SharedWork:
         self._handler(
             task, count=lambda *counted: self._left_out.append((task, *counted))
         )(failure)
+
+
+class DeliveryCalls:
+    """The calls of one sub-topology on one share thread, until `cancel`.
+
+    Records have no order: each is ready when its own calls have ended. One thread,
+    except `_ended`.
+    """
+
+    def __init__(
+        self, program: Program, ahead: Program, tell: Callable[[], None], host: Host
+    ) -> None:
+        """`tell` is called on another thread when calls have ended."""
+        self._nodes = {
+            node.name: node
+            for node in program.subtopology.nodes
+            if isinstance(node, AsyncMap)
+        }
+        self._lanes = {
+            name: Lane(node.calling, self._ended, host)
+            for name, node in self._nodes.items()
+        }
+        self._ahead = ahead.bind({}, self._leave_to_the_program, caching=False)
+        self._unread: dict[int | None, Exception] = {}
+        """Why records were not read ahead, by offset: the schema registry was away."""
+        self._topics = frozenset(ahead.subtopology.topics)
+        self._tell = tell
+        self._done: deque[DeliveryCall] = deque()
+        """Calls that have ended since the last `ready`: other threads add them."""
+
+    @property
+    def retries(self) -> int:
+        """How many calls were made again."""
+        return sum(lane.retried for lane in self._lanes.values())
+
+    @property
+    def pauses(self) -> str:
+        """Why calls are not begun, in words; empty: they are."""
+        return "; ".join(
+            f"calls of {name} pause: {why}"
+            for name, lane in self._lanes.items()
+            if (why := lane.pauses)
+        )
+
+    def begin(
+        self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
+    ) -> None:
+        """Begin the calls of records of one partition; each has the number of its calls
+        from now on.
+        """
+        for delivery in deliveries:
+            delivery.calls = []
+        of_nodes: dict[str, list[DeliveryCall]] = {}
+        if source.topic in self._topics:
+            self._read_ahead(source, columns, deliveries)
+            for row, name, key, value in self._ahead.wanted:
+                node = self._nodes[name]
+                delivery = deliveries[row]
+                arguments = (key, value) if node.with_key else (value,)
+                call = DeliveryCall(
+                    node.function, arguments, delivery.record.key, name, delivery
+                )
+                delivery.calls.append(call)
+                of_nodes.setdefault(name, []).append(call)
+        for delivery in deliveries:
+            delivery.waits_for = sum(call.error is None for call in delivery.calls)
+        for name, calls in of_nodes.items():
+            self._lanes[name].begin(calls)
+
+    def _read_ahead(
+        self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
+    ) -> None:
+        """Find the calls that records need; those that cannot be read now get calls
+        that have failed.
+        """
+        self._ahead.wanted.clear()
+        self._unread.clear()
+        self._ahead.process(source, columns)
+        if not self._unread:
+            return
+        for delivery in deliveries:
+            error = self._unread.get(delivery.record.offset)
+            if error is not None:
+                nodes = self._nodes.values()
+                delivery.calls = [_failed(node, error) for node in nodes]
+
+    def ready(self) -> list[Delivery]:
+        """Return the records whose calls have all ended since the last call of this
+        method.
+        """
+        found = []
+        while self._done:
+            call = self._done.popleft()
+            # drop the reference cycle
+            delivery = call.delivery
+            call.delivery = None
+            assert delivery is not None
+            delivery.waits_for -= 1
+            if not delivery.waits_for:
+                found.append(delivery)
+        return found
+
+    def drain(self) -> None:
+        """Let the calls under way end, and begin no other."""
+        for lane in self._lanes.values():
+            lane.drain()
+
+    @property
+    def drained(self) -> bool:
+        """Whether all calls have ended since `drain`."""
+        return all(lane.drained for lane in self._lanes.values())
+
+    def cancel(self) -> None:
+        """Cancel all calls."""
+        for lane in self._lanes.values():
+            lane.cancel()
+        self._done.clear()
+
+    def _leave_to_the_program(self, failure: Failure) -> None:
+        """Drop a record that fails above the call: the program fails it again, and
+        reports it.
+        """
+        if registry_is_away(failure.error):
+            self._unread[failure.offset] = failure.error
+
+    def _ended(self, calls: Collection[DeliveryCall]) -> None:
+        self._done.extend(calls)
+        self._tell()
+
+
+def _failed(node: AsyncMap, error: Exception) -> DeliveryCall:
+    """Return a call that was not made. Should the program come to it, it fails as it
+    did ahead of it.
+    """
+    call = DeliveryCall(node.function, (), None, node.name, None)
+    call.error = error
+    return call

@@ -270,7 +270,7 @@ def tear_a_commit(consumer: CooperativeConsumer) -> None:
         [share.progress for share in shares], session.follower
     ).records
     where = session.follower.partition
-    writer = session.committing._writer
+    writer = session.commits._writer
     writer.begin()
     writer.append(where.topic, [key], [value], [1], partitions=where.partition)
     writer.flush(60)

@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.calling.arrow import called, columns_of
-from coopstreams.calling.lanes import Call, Lane
+from coopstreams.calling.lanes import (
+    Call,
+    Lane,
+    arrow_columns,
+    called_with_arrow,
+)
 from coopstreams.topology.calls import batching
 from coopstreams.topology.errors import TopologyError
 
@@ -46,18 +50,19 @@ def test_values_come_back_as_they_went(values: list[Any]) -> None:
     )  # there, None is a row of nulls
     expected = [none if value is None and in_columns else value for value in values]
     for given_back in (same, lambda columns: columns.to_pylist()):
-        assert called(given_back, values) == expected
+        assert called_with_arrow(given_back, values) == expected
     if in_columns:
         assert (
-            called(lambda columns: pa.Table.from_batches([columns]), values) == expected
+            called_with_arrow(lambda columns: pa.Table.from_batches([columns]), values)
+            == expected
         )
 
 
 def test_dicts_are_columns_and_other_values_an_array() -> None:
-    batch = columns_of([{"a": 1, "b": "x"}, {"a": 2}])
+    batch = arrow_columns([{"a": 1, "b": "x"}, {"a": 2}])
     assert batch.schema.names == ["a", "b"]
     assert batch["b"].to_pylist() == ["x", None]
-    assert columns_of([1, 2]).type == pa.int64()
+    assert arrow_columns([1, 2]).type == pa.int64()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
-from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.owned_range import ConsumerRecord, Share
-from coopstreams.consumer.refetching import JUMP, span
-from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
+from coopstreams.consumer.range_cache import BARE_BYTES, RECORD_BYTES
+from coopstreams.consumer.range_reader import JUMP, RangeReader, span
 from coopstreams.log.log import Reader, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
@@ -64,7 +63,7 @@ class Scene:
         writer.append("orders", KEYS, VALUES, list(range(1, RECORDS + 1)), partitions=0)
         writer.flush(1)
         self.readers: list[Counted] = []
-        self.fetching = Fetching(self.reader, cache_bytes, lambda _: reserves, None)
+        self.fetching = RangeReader(self.reader, cache_bytes, lambda _: reserves, None)
         self.cache_bytes = cache_bytes
         self.got: dict[KeyRange, list[int]] = {}
         self.due: dict[KeyRange, list[int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coopstreams.consumer.committing import behind
+from coopstreams.consumer.consumer_commit import behind
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.topology.columns import Columns
 

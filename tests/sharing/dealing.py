@@ -22,8 +22,8 @@ from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.sharing.share_group import ShareMembers, share_group
-from coopstreams.sharing.share_thread import ShareThread
-from coopstreams.sharing.work import SharedWork
+from coopstreams.sharing.share_thread import ShareThread, ShareTimes
+from coopstreams.sharing.work import SharedWork, ShareServices
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
@@ -247,7 +247,7 @@ class Instance:
         ]
         refusals = Refusals(self.log, config)
         tables: dict[str, TableStore] = {}
-        shared = (
+        services = ShareServices(
             config,
             self.metrics,
             Tallies(self.metrics),
@@ -255,15 +255,17 @@ class Instance:
             refusals,
             lambda _: 1,
             tables,
+            topology.dead_letter_topics,
+            host,
+        )
+        times = ShareTimes(
+            commit_s=acknowledge_every_s, lock_s=group.lock_s, flush_s=30.0
         )
         made, outcomes = [], iter(flushes)
         for number in range(threads):
             writer = LateWriter(self.log, outcomes)
             works = [
-                SharedWork(
-                    number, program, writer, *shared, topology.dead_letter_topics, host
-                )
-                for program in programs
+                SharedWork(number, program, writer, services) for program in programs
             ]
             made.append(
                 ShareThread(
@@ -271,14 +273,10 @@ class Instance:
                     connect or group.member,
                     works,
                     writer,
-                    refusals,
+                    services,
+                    times,
                     holds,
                     self.events.put,
-                    self.metrics,
-                    acknowledge_every_s=acknowledge_every_s,
-                    lock_s=group.lock_s,
-                    timeout_s=30.0,
-                    host=host,
                 )
             )
         self.members = ShareMembers(share_group(topology.application_id), made, host)

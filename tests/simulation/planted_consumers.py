@@ -10,7 +10,7 @@ from unittest.mock import patch
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import CommitPlan
 from coopstreams.commit.view import CommitView
-from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.consumer_commit import CommitResult, Commits
 from coopstreams.consumer.consumer_session import ConsumerSession
 from coopstreams.consumer.owned_range import Share
 from coopstreams.consumer.ownership import Ownership, Shared, Transaction
@@ -55,7 +55,7 @@ def commit_beside() -> AbstractContextManager[Any]:
     """The progress of a user's transaction is committed before it, in one of its own."""
 
     def commit_in(
-        self: Committing,
+        self: Commits,
         transaction: Transaction,
         shares: Sequence[Share],
         ownership: Ownership,
@@ -65,14 +65,14 @@ def commit_beside() -> AbstractContextManager[Any]:
         transaction.commit(self._timeout_s)
         return done
 
-    return patch.object(Committing, "commit_in", commit_in)
+    return patch.object(Commits, "commit_in", commit_in)
 
 
 def results_first() -> AbstractContextManager[Any]:
     """The results of a user's transaction are committed before its progress."""
 
     def commit_in(
-        self: Committing,
+        self: Commits,
         transaction: Transaction,
         shares: Sequence[Share],
         ownership: Ownership,
@@ -81,7 +81,7 @@ def results_first() -> AbstractContextManager[Any]:
         transaction.commit(self._timeout_s)
         return self.commit(shares, ownership, metadata)
 
-    return patch.object(Committing, "commit_in", commit_in)
+    return patch.object(Commits, "commit_in", commit_in)
 
 
 def abort_that_keeps() -> AbstractContextManager[Any]:

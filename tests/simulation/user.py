@@ -198,7 +198,7 @@ class User(Life):
         session = consumer._running
         assert session is not None
         if (
-            not session.committing.in_order
+            not session.commits.in_order
         ):  # with `in_order`, records above a gap are not committed
             counted = [
                 record

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -76,70 +76,89 @@ def too_long(received: bytes) -> bool:
     return len(head) > LONGEST_HEAD or head.count(b"\n") > MOST_LINES + 2
 
 
-def limited(limits: RequestLimits) -> type[asyncio.Protocol]:  # noqa: C901
+def limited(most: RequestLimits) -> type[asyncio.Protocol]:
     """Return the protocol of connections that keep to these limits."""
-    full = refusal(limits.connections)
-    said_at = -SAY_EVERY_S
 
-    class Limited(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
-            nonlocal said_at
-            super().connection_made(transport)
-            self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
-            self._reading = _Deadline(self.loop, limits.read_s, transport.abort)
-            self._closing = _Deadline(self.loop, CLOSE_S, transport.abort)
-            if len(self.connections) <= limits.connections:
-                self._asking.set()
-                return
-            transport.write(full)
-            transport.close()
-            if time.monotonic() - said_at >= SAY_EVERY_S:
-                said_at = time.monotonic()
-                log.warning(
-                    "%d connections are open: new ones are refused (http.max.connections)",
-                    limits.connections,
-                )
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._asking.cancel()
-            self._reading.cancel()
-            self._closing.cancel()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            super().data_received(data)
-            if self.cycle is not before:
-                self._asking.cancel()
-            elif getattr(
-                before, "response_complete", True
-            ):  # no request yet, or the last one is answered
-                self._asking.set()
-
-        def handle_events(self) -> None:
-            # The parser has no limit of lines, and its own limit does not hold for what
-            # comes at once: a head of 1 MB took it a third of a second.
-            reads_head = self.conn.their_state is h11.IDLE
-            if reads_head and too_long(self.conn.trailing_data[0]):
-                self.transport.write(_last(head_too_long(LONGEST_HEAD, MOST_LINES)))
-                self.transport.close()
-                return
-            super().handle_events()
-
-        def shutdown(self) -> None:
-            super().shutdown()
-            if self.transport.is_closing():
-                self._closing.set()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._reading.set()
-
-        def resume_writing(self) -> None:
-            self._reading.cancel()
-            super().resume_writing()
+    class Limited(LimitedProtocol):
+        limits = most
+        full = refusal(most.connections)
 
     return Limited
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection with the limits of a subclass."""
+
+    limits: ClassVar[RequestLimits]
+    full: ClassVar[bytes]
+    """The response to a connection above the limit."""
+    said_at: ClassVar[float] = -SAY_EVERY_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
+        """Take the connection, or refuse it."""
+        super().connection_made(transport)
+        limits = self.limits
+        self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
+        self._reading = _Deadline(self.loop, limits.read_s, transport.abort)
+        self._closing = _Deadline(self.loop, CLOSE_S, transport.abort)
+        if len(self.connections) <= limits.connections:
+            self._asking.set()
+            return
+        transport.write(self.full)
+        transport.close()
+        of_all = type(self)
+        if time.monotonic() - of_all.said_at >= SAY_EVERY_S:
+            of_all.said_at = time.monotonic()
+            log.warning(
+                "%d connections are open: new ones are refused (http.max.connections)",
+                limits.connections,
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadlines."""
+        self._asking.cancel()
+        self._reading.cancel()
+        self._closing.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request, which has to be complete in time."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._asking.cancel()
+        # No request yet, or the last one is answered.
+        elif getattr(before, "response_complete", True):
+            self._asking.set()
+
+    def handle_events(self) -> None:
+        """Refuse a head that is too long, before it is parsed.
+
+        The parser has no limit of lines, and its own limit does not hold for what comes
+        at once: a head of 1 MB took it a third of a second.
+        """
+        reads_head = self.conn.their_state is h11.IDLE
+        if reads_head and too_long(self.conn.trailing_data[0]):
+            self.transport.write(_last(head_too_long(LONGEST_HEAD, MOST_LINES)))
+            self.transport.close()
+            return
+        super().handle_events()
+
+    def shutdown(self) -> None:
+        """Close the connection, at once if it is idle."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._closing.set()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, for a while."""
+        super().pause_writing()
+        self._reading.set()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        self._reading.cancel()
+        super().resume_writing()
 
 
 class BoundedSocket(socket.socket):

@@ -47,7 +47,7 @@ class _Batch:
     """The batch's size against the cache: zero while it is about to be handed out."""
 
 
-class WaitingRecords:
+class RangeCache:
     """A queue of batches. Belongs to the consumer's thread."""
 
     def __init__(self) -> None:

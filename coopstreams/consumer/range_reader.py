@@ -4,8 +4,8 @@ routes each record to its range.
 A range that is paused or has too many records in flight does not hold up the other
 ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache` in
 total, and leave the cache when they are handed out. Of a topic that does not reserve
-values, the cache keeps only keys and offsets (`waiting`), and a second reader fetches
-the values later (`refetching`). Records that do not fit are dropped, and the first
+values, the cache keeps only keys and offsets, and a second reader (`ValueReader`)
+fetches the values later. Records that do not fit are dropped, and the first
 reader goes back for them.
 
 Invariant: a range gets every record from its opening position on, in order, once,
@@ -14,14 +14,20 @@ whatever the other ranges of its partition do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.owned_range import ConsumerRecord, Share
-from coopstreams.consumer.refetching import Refetch, Refetching
+from coopstreams.consumer.range_cache import RangeCache
 from coopstreams.log.log import Position, Reader
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition, joined
+from coopstreams.topology.errors import LogError
+
+JUMP = 5000
+"""Reading this many records takes about as long as seeking: a few milliseconds."""
 
 
 @dataclass(slots=True)
@@ -32,8 +38,18 @@ class _Partition:
     """The next offset that the reader fetches; None: the partition is not being read.
     """
 
+    def go_back(self) -> None:
+        """Sort the shares, and move to the first record that one of them takes."""
+        self.shares.sort(key=lambda share: share.id)
+        for share in self.shares:
+            if share.takes_again or (self.at is None and not share.waiting):
+                share.behind = False
+        taken = [share.taken for share in self.shares if not share.behind]
+        if taken:
+            self.at = min(taken)
 
-class Fetching:
+
+class RangeReader:
     """Moves records from a reader to key ranges, and on to the user. Belongs to one
     thread.
     """
@@ -47,7 +63,7 @@ class Fetching:
     ) -> None:
         """`reserves`: whether the values of a topic's records may be kept."""
         self._reader = make_reader()
-        self._again = Refetching(make_reader)
+        self._values = ValueReader(make_reader)
         self._most_bytes = most_bytes
         self._reserves = reserves
         self._filter = filter_
@@ -98,8 +114,8 @@ class Fetching:
         self._place()
         for share in self._shares():
             if (offsets := share.ask()) is not None:
-                self._again.ask(Refetch(share.at, offsets, share.waiting))
-        batches = self._reader.fetch(most, 0.0 if self._again else timeout_s)
+                self._values.ask(Refetch(share.at, offsets, share.waiting))
+        batches = self._reader.fetch(most, 0.0 if self._values else timeout_s)
         for batch in batches:
             partition = self._partitions.get(batch.partition)
             if partition is not None:
@@ -115,7 +131,7 @@ class Fetching:
                     self._room,
                     values=self._reserves(batch.partition.topic),
                 )
-        self._again.fetch(0.0 if batches else timeout_s)
+        self._values.fetch(0.0 if batches else timeout_s)
 
     def records(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records that can be handed out now."""
@@ -143,7 +159,7 @@ class Fetching:
     def close_reader(self) -> None:
         """Stop reading for good."""
         self._reader.close()
-        self._again.close()
+        self._values.close()
 
     def _room(self) -> int:
         return self._most_bytes - sum(share.waiting.bytes for share in self._shares())
@@ -159,47 +175,140 @@ class Fetching:
         Also move the reader back for ranges whose records it dropped, and which can
         take records again.
         """
-        self._changed |= {
-            at
-            for at, partition in self._partitions.items()
-            if any(
-                share.behind and not share.waiting and not share.stuck
-                for share in partition.shares
-            )
-        }
+        self._changed |= {share.at for share in self._shares() if share.takes_again}
         if not self._changed:
             return
         changed = {
             at: self._partitions[at] for at in self._changed & self._partitions.keys()
         }
         for partition in changed.values():
-            partition.shares.sort(key=lambda share: share.id)
-            for share in partition.shares:
-                if (
-                    share.behind
-                    and not share.waiting
-                    and (partition.at is None or not share.stuck)
-                ):
-                    share.behind = False
-            if taking := [
-                share.taken for share in partition.shares if not share.behind
-            ]:
-                partition.at = min(taking)
+            partition.go_back()
         positions = {
             at: Position(partition.at or 0)
             for at, partition in self._partitions.items()
         }
         if self._remade:
-            self._reader.assign(
-                {
-                    at: position
-                    for at, position in positions.items()
-                    if at not in self._remade
-                }
-            )
+            kept = {at: positions[at] for at in positions if at not in self._remade}
+            self._reader.assign(kept)
             self._remade.clear()
         self._reader.assign(positions)
         for at, partition in changed.items():
             self._reader.route(at, [share.id.key_range for share in partition.shares])
             self._reader.hold(at, at in self._paused)
         self._changed.clear()
+
+
+@dataclass(slots=True)
+class Refetch:
+    """A request to read records of a partition again.
+
+    Shape: `offsets` ascend; `waiting` is the queue of the key range that needs them.
+    """
+
+    at: TopicPartition
+    offsets: Sequence[int]
+    waiting: RangeCache
+    next: int = 0
+    """The first offset that was not read yet."""
+    found: list[Columns] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the key range still waits for it; a seek or a rebalance cancels it."""
+        return self.waiting.asked is self.offsets
+
+
+class ValueReader:
+    """Reads records again whose values were not cached, one request after the other.
+    Belongs to one thread.
+
+    Offsets that lie near each other are read in one go, together with what lies between
+    them; the reader seeks over gaps of more than `JUMP` offsets.
+
+    Invariant: a request is answered once, with the records that the log still has;
+    compaction may have removed some. An offset that retention has deleted raises the
+    same error as on the first read. Turned down: sending the first reader back (it
+    would read again for all key ranges of the partition).
+    """
+
+    def __init__(self, make_reader: Callable[[], Reader]) -> None:
+        """Make no reader yet: the first request does."""
+        self._make_reader = make_reader
+        self._reader: Reader | None = None
+        self._reading: tuple[TopicPartition, int] | None = None
+        """The partition that the reader reads, and its next offset."""
+        self._requests: deque[Refetch] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def ask(self, request: Refetch) -> None:
+        """Add a request behind the earlier ones."""
+        self._requests.append(request)
+
+    def fetch(self, timeout_s: float) -> None:
+        """Fetch once, for the first request; block only while no record has arrived.
+        Without requests, fetch nothing.
+
+        Raises:
+            OffsetOutOfRangeError: the log no longer has the offset.
+        """
+        while self._requests and not self._requests[0].wanted:
+            self._requests.popleft()
+        if self._requests:
+            self._read(self._requests[0], timeout_s)
+        elif self._reader is not None and self._reading is not None:
+            self._reader.assign({})
+            self._reading = None
+
+    def close(self) -> None:
+        """Stop reading for good."""
+        self._requests.clear()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _read(self, request: Refetch, timeout_s: float) -> None:
+        self._reader = self._reader or self._make_reader()
+        first, last = span(request.offsets, request.next)
+        if (
+            self._reading is None
+            or self._reading[0] != request.at
+            or not 0 <= first - self._reading[1] <= JUMP
+        ):
+            self._reader.assign({request.at: Position(first)})
+            self._reading = request.at, first
+        try:
+            # Read no record beyond `last`: the next request may continue from there.
+            batches = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
+        except LogError:
+            self._reading = None
+            raise
+        for batch in batches:
+            self._reading = request.at, batch.next_offset
+            request.next = batch.next_offset
+            request.found.append(
+                batch.columns.pick(_indexes(batch.columns.offsets, request.offsets))
+            )
+        if request.next > request.offsets[-1]:
+            self._requests.popleft()
+            request.waiting.fill(joined(request.found))
+
+
+def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
+    """Return the first and last of the offsets, from `start` on, that are read in one
+    go.
+    """
+    first = bisect_left(offsets, start)
+    last = first
+    while last + 1 < len(offsets) and offsets[last + 1] - offsets[last] <= JUMP:
+        last += 1
+    return offsets[first], offsets[last]
+
+
+def _indexes(offsets: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    found = []
+    for i, offset in enumerate(offsets):
+        at = bisect_left(wanted, offset)
+        if at < len(wanted) and wanted[at] == offset:
+            found.append(i)
+    return found

@@ -67,7 +67,7 @@ class CommitResult:
     ranges: Mapping[TopicPartition, Runs] = field(default_factory=dict)
 
 
-class Committing:
+class Commits:
     """Commits the key ranges of one consumer. Belongs to one thread."""
 
     def __init__(
