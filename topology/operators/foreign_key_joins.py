@@ -29,7 +29,7 @@ from coopstreams.topology.graph.join_nodes import (
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
-from coopstreams.topology.operators.lookups import RowVariables, look_up
+from coopstreams.topology.operators.lookups import LookUp, RowVariables
 from coopstreams.topology.operators.tables import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
@@ -111,13 +111,8 @@ def answer(
         function.touch(node.store, row_key, entry)
         right = node.parents[1]
         known = replace(record, has_key=True)
-        found = look_up(
-            function,
-            right,
-            known,
-            key_bytes,
-            flushed=_holds_back(function.compiler, right),
-        )
+        flushed = _holds_back(function.compiler, right)
+        found = LookUp(function, known, key_bytes, flushed=flushed).row(right)
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
             write = function.unit.constant("encode_right", node.value.serialize)
@@ -185,13 +180,9 @@ def result(
     left = node.parents[1]
     # The left row as of the last flush, too: it is the one that has asked, and the
     # flush asks for a newer one.
-    row = look_up(
-        function,
-        left,
-        replace(record, has_key=True),
-        key_bytes,
-        flushed=_holds_back(function.compiler, left),
-    )
+    known = replace(record, has_key=True)
+    flushed = _holds_back(function.compiler, left)
+    row = LookUp(function, known, key_bytes, flushed=flushed).row(left)
     data = function.fresh("data")
     right = function.fresh("right")
     unit = function.unit

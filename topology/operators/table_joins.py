@@ -24,7 +24,7 @@ from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
-from coopstreams.topology.operators.lookups import RowVariables, joined_value, look_up
+from coopstreams.topology.operators.lookups import LookUp, RowVariables, joined_value
 from coopstreams.topology.operators.tables import drop_null_key, drop_the_past
 from coopstreams.topology.stores import Entry
 
@@ -45,16 +45,15 @@ def table_table_join(
     mine = node.parents[record.side]
     others = node.parents[1 - record.side]
     waits = waits_for_both(function.compiler, node)
-    other = look_up(function, others, record, key_bytes)
+    other = LookUp(function, record, key_bytes).row(others)
+    flushed = LookUp(function, record, key_bytes, flushed=True)
     asks = function.compiler.caches(node) and (waits or _needs_other(node, record))
-    before = (
-        look_up(function, others, record, key_bytes, flushed=True) if asks else other
-    )
+    before = flushed.row(others) if asks else other
     last = _last_result(function, node, record, key_bytes, other)
     if last is None or node.kind != "inner":
         _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
-        record.old = look_up(function, mine, record, key_bytes, flushed=True).value
+        record.old = flushed.row(mine).value
     result, old = _write_results(function, node, record, other, before, last)
     timestamp = function.fresh("timestamp")
     function.line(
@@ -128,10 +127,8 @@ def _last_result(
     joiner = function.unit.constant("joiner", node.joiner)
 
     def find() -> None:
-        left, right = (
-            look_up(function, side, record, key_bytes, before=True)
-            for side in node.parents
-        )
+        before = LookUp(function, record, key_bytes, before=True)
+        left, right = map(before.row, node.parents)
         was = joined_value(node.kind, joiner, left.value, right.value)
         with function.guard("processing", node.name):
             function.line(

@@ -29,7 +29,7 @@ from coopstreams.topology.graph.nodes import (
 )
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
-from coopstreams.topology.operators.lookups import look_up
+from coopstreams.topology.operators.lookups import LookUp
 from coopstreams.topology.row_versions import latest_value, put_version
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -90,13 +90,9 @@ def join_row(
     `checked`: a variable of the value, as bytes or object, that is known not to be
     None.
     """
-    row = look_up(
-        function,
-        node.parents[1],
-        record,
-        function.key_as_bytes(record, node.store.key, node),
-        as_of=record.timestamp,
-    ).value
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    table = LookUp(function, record, key_bytes, as_of=record.timestamp)
+    row = table.row(node.parents[1]).value
     if not node.left:
         function.skip_if(f"{row} is None")
     parts = ("key", "value", row) if node.with_key else ("value", row)
