@@ -3,32 +3,11 @@ open transaction keeps back.
 
 A reader of committed records stops at the first open transaction of its partition,
 whichever group has written it. A second reader, of all records, looks from there up to
-the barrier. Where it finds no record of this group, nothing of this group is kept back,
-and the barrier is passed although the tail is below it.
+the barrier. Where it finds no record of this group, also none that cannot be decoded,
+the barrier is passed although the tail is below it.
 
-Why that is safe. A barrier is there so that a task misses no commit of an earlier
-owner. Each of those lies below the barrier: it was written before the coordinator
-fenced its writer, and the barrier was taken after that. Below the tail everything is
-decided and known. From the tail to the barrier this reader has seen every record,
-because
-
-1. it returns records whether their transaction is open, committed or aborted;
-2. what is below a barrier was written before it was taken, so no record is added there
-   later;
-3. compaction takes a record away only for a later one of its key, which is also seen,
-   or is a tombstone that the reader of committed records does not see either; it takes
-   none from the first open transaction on;
-4. a leader that was deposed returns records below its own high watermark only, which
-   its successor has, too; and this reader has reached the barrier only when its
-   leader's high watermark has.
-
-So no record there is of this group, and the view behind the barrier is the one that is
-known. A record of this group, also one that cannot be decoded, holds the barrier as
-before: an open transaction may decide it either way.
-
-Invariant: `clear` of a tail has been read without a gap from this tail on. Turned down:
-markers, which would decide records of this group above another group's open transaction
-(librdkafka returns none).
+Invariant: `clear` of a tail has been read without a gap from this tail on.
+Why that is safe: docs/internals/positions.md, "Another group's open transaction".
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Positions:
 
         Without it, such a task begins where `resets` says in any case. `purged`: the
         topics whose processed records this application deletes, if their plain offsets
-        may go back (see `view`: under at-least-once).
+        may go back (docs/internals/positions.md).
         """
         self._host = host
         self._log = log
@@ -209,48 +209,57 @@ class Positions:
             the cure.
         """
         self._learn(asking)
-        ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
-        ready = [one for one in ready if not self._asks_again(one)]
-        read = {source for one in ready for source in self.sources(one.id)}
-        # Only a task without a plain offset starts at `auto.offset.reset`.
-        beginning = {
-            source
-            for one in ready
-            for source in self.sources(one.id)
-            if one.plain[source] is None
-        }
-        resets = {
-            source: self._reset(source) if source in beginning else Position(0)
-            for source in read
-        }
-        ids = {
-            topic: self._follower.look_up(topic)
-            for topic in {source.topic for source in resets}
-        }
+        ready = [
+            one
+            for one in asking
+            if one.plain.keys() >= set(self.sources(one.id))
+            and not self._asks_again(one)
+        ]
+        resets: dict[TopicPartition, Position] = {}
+        self._look_up_resets(ready, resets)
+        topics = {source.topic for one in ready for source in self.sources(one.id)}
+        ids = {topic: self._follower.look_up(topic) for topic in topics}
         if self._begun is None:
             ready = [one for one in ready if self._is_settled(one)]
-            outlived = {
-                source
-                for one in ready
-                for source in self.sources(one.id)
-                if one.plain[source] is None
-            }
-            resets |= {source: self._reset(source) for source in outlived - beginning}
+            self._look_up_resets(ready, resets)
         progress = {}
         for one in filter(self._trusted, ready):
-            openings = {
-                source: self._follower.open(
-                    source, one.id.key_range, one.plain[source], resets[source]
-                )
-                for source in self.sources(one.id)
-            }
+            openings = self._openings(one, resets)
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
                 self._begun(one.id, openings, self._follower)
             progress[one.id] = Progress(one.id.key_range, openings, author, ids)
         self._check(progress.values())
         return progress
+
+    def _openings(
+        self, one: Opening, resets: Mapping[TopicPartition, Position]
+    ) -> dict[TopicPartition, PartitionStart]:
+        return {
+            source: self._follower.open(
+                source,
+                one.id.key_range,
+                one.plain[source],
+                resets.get(source, Position(0)),
+            )
+            for source in self.sources(one.id)
+        }
+
+    def _look_up_resets(
+        self, asking: Iterable[Opening], resets: dict[TopicPartition, Position]
+    ) -> None:
+        """Add where `auto.offset.reset` begins in each source without a plain offset:
+        only there a task may begin.
+        """
+        beginning = {
+            source
+            for one in asking
+            for source in self.sources(one.id)
+            if one.plain[source] is None
+        }
+        for source in beginning - resets.keys():
+            resets[source] = self._reset(source)
 
     def _is_settled(self, one: Opening) -> bool:
         """Return whether it is certain which of a consumer's commits are of another

@@ -46,7 +46,7 @@ from coopstreams.commit.record import (
     topic_number,
 )
 from coopstreams.commit.view import PartitionStart, join, lowest
-from coopstreams.log.log import NO_STREAM_TIME, Position
+from coopstreams.log.log import Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
@@ -99,53 +99,91 @@ class Commits(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCommit:
+    """What a commit of a task holds about one source partition."""
+
+    segments: tuple[Segment, ...]
+    """The progress of each part of the range."""
+    plain: Committed | None
+    """The plain offset that was found at the opening, or that this task wrote last."""
+    individual: tuple[Segment, ...] = ()
+    """The segments of this task's last individual commit; empty: it has written none."""
+
+
 @dataclass(slots=True)
-class _Source:
-    """One source partition of a task. `reached`: every record of the task's range below
-    it was processed.
+class _SourcePosition:
+    """How far a task is on one source partition, in three tenses: `reached`, `staged`
+    in the last commit, and `durable` in the last commit that counted.
     """
 
     term: int
-    segments: tuple[Segment, ...]
-    durable: tuple[Segment, ...]
-    staged: tuple[Segment, ...]
-    mirrored: Committed | None
-    staged_mirror: Committed | None
+    pieces: tuple[KeyRange, ...]
+    """The key ranges of its individual commits: they tile the range of the task."""
     claim: bool
+    """See `PartitionStart.claim`."""
     begins: bool
     """Nothing was committed for it yet, or not since its topic was made anew: its first
     position is not durable.
     """
-    until: int
-    """From this offset on `unseen` skips nothing."""
-    pieces: tuple[KeyRange, ...]
-    """The key ranges of its individual commits: they tile the range of the task."""
-    reached: int = 0
-    stream_time: int = NO_STREAM_TIME
+    reached: tuple[Segment, ...]
+    staged: SourceCommit
+    durable: SourceCommit
+    offset: int = 0
+    """Every record of the task's range below it was processed."""
     operator_times: OperatorTimes = ()
     """The operator times as of the last `tell`."""
-    said: tuple[Segment, ...] = ()
-    """The segments of this task's own individual commit; empty: it has written none."""
-    staged_said: tuple[Segment, ...] = ()
     follows: Callable[[], tuple[Segment, ...]] | None = None
+    """Where the segments come from instead of `reached`; None: from there."""
 
-    def now(self) -> tuple[Segment, ...]:
-        """Return the segments, advanced to `reached` and joined; cached."""
-        if self.follows is not None:
-            self.segments = self.follows()
-        elif any(segment.position < self.reached for segment in self.segments):
-            self.segments = tuple(
-                join([self._moved(segment) for segment in self.segments])
-            )
-        return self.segments
-
-    def _moved(self, segment: Segment) -> Segment:
-        if segment.position >= self.reached:
-            return segment
-        runs = above(segment.runs, self.reached)
-        return Segment(
-            segment.key_range, self.reached, self.stream_time, runs, self.operator_times
+    @staticmethod
+    def at(key_range: KeyRange, opening: PartitionStart) -> _SourcePosition:
+        """Return the position with which a task opens: nothing since is done."""
+        found = SourceCommit(opening.segments, opening.committed)
+        return _SourcePosition(
+            term=opening.term,
+            pieces=_pieces(key_range, opening.segments),
+            claim=opening.claim,
+            begins=opening.begins or opening.anew,
+            reached=opening.segments,
+            staged=found,
+            durable=found,
         )
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments reached."""
+        return self.reached if self.follows is None else self.follows()
+
+    def advance(self, offset: int, stream_time: int) -> None:
+        """Move the segments below an offset there, and join them."""
+        self.offset = offset
+        if all(segment.position >= offset for segment in self.reached):
+            return
+        self.reached = _joined(
+            segment
+            if segment.position >= offset
+            else Segment(
+                segment.key_range,
+                offset,
+                stream_time,
+                above(segment.runs, offset),
+                self.operator_times,
+            )
+            for segment in self.reached
+        )
+
+    def stage(self, *, individual: bool) -> tuple[Segment, ...]:
+        """Stage and return the segments reached. `individual`: in an individual commit,
+        too.
+        """
+        segments = self.segments
+        self.staged = replace(
+            self.durable,
+            segments=segments,
+            individual=segments if individual else self.durable.individual,
+        )
+        return segments
 
 
 class Progress:
@@ -169,18 +207,7 @@ class Progress:
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
         self._sources = {
-            partition: _Source(
-                opening.term,
-                opening.segments,
-                opening.segments,
-                opening.segments,
-                opening.committed,
-                opening.committed,
-                opening.claim,
-                opening.begins or opening.anew,
-                max(segment.end for segment in opening.segments),
-                _pieces(key_range, opening.segments),
-            )
+            partition: _SourcePosition.at(key_range, opening)
             for partition, opening in openings.items()
         }
 
@@ -226,20 +253,9 @@ class Progress:
         at = self.lowest(partition)
         return Position(at.position, at.stream_time)
 
-    def passed(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether `position` is at this offset or behind it, without the price
-        of the position.
-        """
-        source = self._sources[partition]
-        if source.follows is not None:
-            return self.lowest(partition).position >= offset
-        return source.reached >= offset or all(
-            segment.position >= offset for segment in source.segments
-        )
-
     def lowest(self, partition: TopicPartition) -> Segment:
         """Return the segment with the lowest position."""
-        return lowest(self._sources[partition].now())
+        return lowest(self._sources[partition].segments)
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
         """Return the records of a batch (of this task's range) that are still to be
@@ -248,12 +264,12 @@ class Progress:
         That is the whole batch, unless the reader went back. Call `advance` with the
         batch's `next_offset` after each one, before the next.
         """
-        source = self._sources[partition]
-        if not columns or columns.offsets[0] >= source.until:
+        segments = self._sources[partition].segments
+        until = max(segment.end for segment in segments)
+        if not columns or columns.offsets[0] >= until:
             return columns
-        segments = source.now()
-        ends = [segment.key_range.end for segment in source.segments]
-        again = bisect_left(columns.offsets, source.until)
+        ends = [segment.key_range.end for segment in segments]
+        again = bisect_left(columns.offsets, until)
         # With one segment the hash does not matter.
         hashes = (
             key_hashes(columns.keys[:again], columns.offsets[:again])
@@ -275,48 +291,43 @@ class Progress:
         partition's stream time there.
         """
         source = self._sources[partition]
-        if next_offset > source.reached:
-            source.reached = next_offset
-            source.stream_time = stream_time
-            if next_offset > source.until:
-                source.until = next_offset
+        if next_offset > source.offset:
+            source.advance(next_offset, stream_time)
 
     def skip(self, partition: TopicPartition, offset: int) -> None:
         """Move each part of the range that stands below this offset to it, with its
         times: before the task opens.
         """
         source = self._sources[partition]
-        source.segments = tuple(
-            join([segment.moved_to(offset) for segment in source.segments])
-        )
+        source.reached = _joined(segment.moved_to(offset) for segment in source.reached)
 
     def drop_runs(self, partition: TopicPartition) -> None:
         """Drop the done runs, which hold no record of the range: before the task opens."""
         source = self._sources[partition]
-        source.segments = tuple(
-            join([replace(segment, runs=()) for segment in source.segments])
+        source.reached = _joined(
+            replace(segment, runs=()) for segment in source.reached
         )
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
-        """Note the operator times at `reached`. Call it before each commit: flushing
+        """Note the operator times at the offset of the last `advance`. Call it before each commit: flushing
         record caches advances them.
         """
         source = self._sources[partition]
         if operator_times == source.operator_times:
             return
         source.operator_times = operator_times
-        source.segments = tuple(
+        source.reached = tuple(
             replace(
                 segment, operator_times=latest(segment.operator_times, operator_times)
             )
-            if segment.position == source.reached
+            if segment.position == source.offset
             else segment
-            for segment in source.now()
+            for segment in source.reached
         )
 
     def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
         """Return the progress of each part of the range."""
-        return self._sources[partition].now()
+        return self._sources[partition].segments
 
     def term(self, partition: TopicPartition) -> int:
         """Return the term of the task's commits."""
@@ -326,23 +337,23 @@ class Progress:
         """Return the plain offset that was found at the opening, or that this task
         wrote last.
         """
-        return self._sources[partition].mirrored
+        return self._sources[partition].durable.plain
 
     def committed_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
         """Return the committed progress of each part of the range."""
-        return self._sources[partition].durable
+        return self._sources[partition].durable.segments
 
     def staged_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
         """Return the progress in the last commit, which may be in doubt, of each part
         of the range.
         """
-        return self._sources[partition].staged
+        return self._sources[partition].staged.segments
 
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
         """Set the segments of a source whose records are done out of order. Replaces
         `advance`.
         """
-        self._sources[partition].segments = tuple(join(list(segments)))
+        self._sources[partition].reached = _joined(segments)
 
     def follow(
         self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]
@@ -357,12 +368,15 @@ class Progress:
         """Whether parts of the range are at different offsets: earlier owners have done
         some of the next records.
         """
-        return any(_parted(source.now()) for source in self._sources.values())
+        return any(_parted(source.segments) for source in self._sources.values())
 
     @property
     def moved(self) -> bool:
         """Whether there is anything to commit."""
-        return any(source.now() != source.durable for source in self._sources.values())
+        return any(
+            source.segments != source.durable.segments
+            for source in self._sources.values()
+        )
 
     def records(
         self, partition: TopicPartition, *, claim: bool = False
@@ -374,7 +388,6 @@ class Progress:
         is processed): return the inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
-        segments = source.staged = source.now()
         if self.metadata or self.author.alone:
             needed = True
         elif claim:
@@ -384,9 +397,10 @@ class Progress:
             # an individual commit then, the others would begin again, below the state.
             # So a task that writes its first one writes one for each source.
             needed = self._needs(source) or (
-                not source.said and any(map(self._needs, self._sources.values()))
+                not source.durable.individual
+                and any(map(self._needs, self._sources.values()))
             )
-        source.staged_said = segments if needed else source.said
+        segments = source.stage(individual=needed)
         if not needed:
             return []
         topic_id = self.topic_ids.get(partition.topic, "")
@@ -409,17 +423,18 @@ class Progress:
     def _topic_number(self, partition: TopicPartition) -> int:
         return topic_number(self.topic_ids.get(partition.topic, ""))
 
-    def _needs(self, source: _Source) -> bool:
+    def _needs(self, source: _SourcePosition) -> bool:
         """Whether the plain offset cannot hold all new segments of a source."""
         if not self.key_range.is_whole:
-            return source.now() != source.durable
+            return source.segments != source.durable.segments
         # Also when nothing moved: the plain offset, written at this term, outranks
         # older individual commits with higher positions. If the partition has
         # individual commits, this task's own included, the task writes one with each
         # commit: without the plain offset, the old ones would count again.
-        segments = source.now()
+        segments = source.segments
+        individual = source.durable.individual
         return _parted(segments) or (
-            (source.claim or bool(source.said)) and segments != source.said
+            (source.claim or bool(individual)) and segments != individual
         )
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
@@ -432,10 +447,11 @@ class Progress:
         if self.key_range.start:
             return None
         topic = self._topic_number(partition)
+        last = source.durable.plain
         if self.key_range.is_whole:
             at = self.lowest(partition)
-            beside = source.term if _parted(source.staged) else 0
-            source.staged_mirror = Committed(
+            beside = source.term if _parted(source.staged.segments) else 0
+            plain: Committed | None = Committed(
                 at.position,
                 at.stream_time,
                 source.term,
@@ -444,14 +460,14 @@ class Progress:
                 topic,
             )
         else:
-            mirror = commits.mirror(partition, source.mirrored)
-            beside = (
-                source.term if source.staged_said else 0
-            )  # also if it is not yet read back
-            source.staged_mirror = mirror and replace(
+            # Named even if it is not read back yet.
+            beside = source.term if source.staged.individual else 0
+            mirror = commits.mirror(partition, last)
+            plain = mirror and replace(
                 mirror, beside=max(mirror.beside, beside), topic=topic
             )
-        return source.staged_mirror
+        source.staged = replace(source.staged, plain=plain or last)
+        return plain
 
     def begins(self, partition: TopicPartition) -> bool:
         """Whether nothing was ever committed for a source partition, or not since a
@@ -471,10 +487,11 @@ class Progress:
         for partition, source in self._sources.items():
             if source.begins:
                 at = self.position(partition)
-                source.mirrored = Committed(
+                plain = Committed(
                     at.offset, at.stream_time, 0, topic=self._topic_number(partition)
                 )
-                offsets[partition] = at.offset, source.mirrored.metadata
+                source.durable = source.staged = replace(source.durable, plain=plain)
+                offsets[partition] = at.offset, plain.metadata
         return offsets
 
     def begun(self) -> None:
@@ -486,7 +503,7 @@ class Progress:
         """Return the lowest committed position of the task: its lag is measured from
         there.
         """
-        return min(segment.position for segment in self._sources[partition].durable)
+        return min(segment.position for segment in self.committed_segments(partition))
 
     def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
         """Return the parts of the range, each with the offset below which all its
@@ -494,7 +511,7 @@ class Progress:
 
         Only of a source whose records are done in order: `opening.done_runs`.
         """
-        segments = self._sources[partition].now()
+        segments = self._sources[partition].segments
         assert not any(segment.runs for segment in segments)
         return {segment.key_range: segment.position for segment in segments}
 
@@ -502,18 +519,14 @@ class Progress:
         """Return the stream time of the latest commit, staged or durable: the database
         is not newer. Any thread.
         """
-        return max(segment.stream_time for segment in self._sources[partition].staged)
+        return max(segment.stream_time for segment in self.staged_segments(partition))
 
     def stable(self, partition: TopicPartition) -> int | None:
         """Return the stable offset as this task last committed it; None unless it owns
         hash 0. Any thread.
         """
-        mirrored = self._sources[partition].mirrored
-        return (
-            mirrored.offset
-            if mirrored is not None and not self.key_range.start
-            else None
-        )
+        plain = self.plain_offset(partition)
+        return None if plain is None or self.key_range.start else plain.offset
 
     @property
     def mirrors(self) -> bool:
@@ -527,7 +540,8 @@ class Progress:
         then it commits in any case.
         """
         return self.mirrors and any(
-            commits.mirror(partition, source.mirrored) not in (None, source.mirrored)
+            commits.mirror(partition, source.durable.plain)
+            not in (None, source.durable.plain)
             for partition, source in self._sources.items()
         )
 
@@ -537,8 +551,10 @@ class Progress:
         """
         for source in self._sources.values():
             source.durable = source.staged
-            source.said = source.staged_said
-            source.mirrored = source.staged_mirror or source.mirrored
+
+
+def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    return tuple(join(list(segments)))
 
 
 def _parted(segments: Sequence[Segment]) -> bool:
@@ -621,6 +637,6 @@ def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
     """Return the offsets of the ask: an at-least-once opener sends them with the fence
     between reading and claiming.
 
-    See `view` for the four steps of an opening.
+    The four steps of an opening: docs/internals/positions.md, "At-least-once".
     """
     return {commits.partition: (commits.tail, "")}

@@ -22,7 +22,7 @@ partition's stream time at its position, so that windows close alike wherever th
 goes on; and the times of the operators that not every record reaches, if there are any.
 
 A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a
-task that owns the whole hash space (see `view`). If it does not hold the whole
+task that owns the whole hash space. If it does not hold the whole
 progress, a fourth word names the highest term of an individual commit beside it. A
 group without a commit of that term has lost commits. Operator times follow as words
 `<operator>:<time>`.
@@ -45,6 +45,7 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from xxhash import xxh32_intdigest, xxh64_intdigest
 
@@ -335,21 +336,17 @@ def encode_value(value: CommitValue) -> bytes:
     out = bytearray([WITH_TIMES if timed else VERSION])
     out += encode_text(value.transactional_id)
     _uvar(out, len(value.segments))
-    for i, segment in enumerate(value.segments):
-        if i and segment.key_range.start != value.segments[i - 1].key_range.end + 1:
+    for left, right in pairwise(value.segments):
+        if right.key_range.start != left.key_range.end + 1:
             raise ValueError(
-                f"segments {value.segments[i - 1].key_range} and {segment.key_range} are not neighbours"
+                f"segments {left.key_range} and {right.key_range} are not neighbours"
             )
-        if i < len(value.segments) - 1:
+    last = len(value.segments) - 1
+    for i, segment in enumerate(value.segments):
+        # The last segment ends where the range of the key does.
+        if i < last:
             out += _U64.pack(segment.key_range.end)
-        _uvar(out, segment.position)
-        _svar(out, segment.stream_time)
-        _uvar(out, len(segment.runs))
-        at = segment.position
-        for start, end in segment.runs:
-            _uvar(out, start - at)
-            _uvar(out, end + 1 - start)
-            at = end + 1
+        _put_progress(out, segment)
     if value.metadata or timed:
         out += encode_text(value.metadata)
     for segment in value.segments if timed else ():
@@ -358,6 +355,18 @@ def encode_value(value: CommitValue) -> bytes:
             out += _U64.pack(operator)
             _svar(out, time)
     return bytes(out)
+
+
+def _put_progress(out: bytearray, segment: Segment) -> None:
+    """Append the position, the stream time and the done runs of a segment."""
+    _uvar(out, segment.position)
+    _svar(out, segment.stream_time)
+    _uvar(out, len(segment.runs))
+    at = segment.position
+    for start, end in segment.runs:
+        _uvar(out, start - at)
+        _uvar(out, end + 1 - start)
+        at = end + 1
 
 
 def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:

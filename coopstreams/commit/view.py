@@ -1,121 +1,12 @@
 """The individual commits of one group, and the rule that resolves them and the plain
 offset to positions.
 
-Two kinds of records hold the progress on a source partition:
-
-* **individual commits** `[range]@term -> segments` in `__individual_commit_offsets`
-  (`record`), one per task that shares the partition;
-* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash
-  0. A task that owns the whole hash space, has done nothing out of order, and has found
-  no individual commit on the partition writes nothing else: an ordinary Kafka
-  application. Its metadata has the term (`ic <stream time> <term>`). While the
-  partition is shared, the owner of hash 0 keeps that term and mirrors the *stable*
-  offset there, for lag monitors.
-
-The rule. For each hash the record of the highest term counts; the plain offset is a
-record for all hashes at the term in its metadata.
-
-    resolve(h)  plain.term > individual(h).term -> the plain offset          equal -> the larger of both
-                smaller -> individual(h)
-                neither -> auto.offset.reset
-    term        1 + the highest term, plain or individual, on the whole source partition when the task is opened
-    garbage(K)  every hash of K has a live individual commit of a higher rank (term, generation): anyone may tombstone
-                K, at any time
-    stable      the smallest resolve(h) over the whole hash space
-    foreign     a plain offset without our metadata (another client, an operator's reset) counts for each hash if it is
-                the larger of both
-    other       a consumer's commit that names another topic than that of `topic_ids` counts for no hash, because the
-                topic was deleted and made anew since; its term does, so whoever opens the new topic outranks it
-
-**Exactly-once: resolve(h) is the last commit of h's last owner.** Let o1, o2, ... own h
-in order. The group has one owner of h at a time, others are zombies; the fence, asked
-for after all records of the transaction are in the log, refuses zombies; o(k+1) opens
-when it has read the commit partition up to the high watermark it took after learning
-its generation, and after that fetched the plain offset with `require_stable`; so it
-sees everything that earlier owners can ever commit. Its term is above all it saw, so
-its commits count from then on; what it did not commit changes nothing. In detail, for
-the mixed use:
-
-* *whole -> split.* The whole-range task at term t committed plain = p@t. Children
-  resolve to p (older individual commits have lower terms) and open at terms > t. One
-  that has not committed yet rests upon p@t: the mirror keeps term t, and cannot move
-  while a hash rests upon it, because stable is at most p then.
-* *split -> whole.* The new task at term t inherits segments, and finds individual
-  commits. So it writes its own at t beside the plain offset (the smallest position, at
-  t): equal terms, the larger of both is right for each hash. What it outranks is
-  collected; the highest individual commit of a hash is never tombstoned.
-* *merges of ranges and re-cuts*: resolve works on hashes, not on tasks.
-
-**Loss of commits.** Both places are outside of this program: offsets expire when a
-group is empty for long (`offsets.retention.minutes`) or are deleted with their group;
-topics are deleted or recreated.
-* *The plain offset goes away*: individual commits alone hold the same progress, where
-  they tile the hash space. A task that opens a partition with individual commits writes
-  one with each commit, at its own term, also if it owns all of it; and a task that
-  writes its first one writes one for each of its sources. A hash without one has never
-  been committed since the partition was first shared: it rested upon the plain offset.
-  An application opens nothing then (`opening.position_check`), because a position was made
-  durable before the first record was processed (`Progress.begin`): nothing in either
-  place means that nothing was done. Under at-least-once, claims of stalled openers may
-  tile the hash space beside a whole-range owner that found and wrote no individual
-  commit: then the claims count, and what was done since is done again.
-* *Individual commits go away*: the plain offset names the highest term beside it
-  (`Committed.beside`). That record is never garbage, so a view behind the barrier
-  without it lacks commits (`lacks`), and no task opens. A whole-range task with one
-  segment names none: its offset is its whole progress. Terms go on above the named one,
-  so an earlier zombie stays outranked. One loss is not detected: that of the very first
-  individual commits of a partition, before the next commit of the owner of hash 0.
-
-* *The plain offset goes back*: a copy of a request that a client sent again may be
-  delayed until the next commit, and then counts as that one. Beside an individual
-  commit at its term the larger one counts, so this concerns ordinary applications only,
-  as it does any Kafka client. Under at-least-once the coordinator takes such an
-  OffsetCommit as long as the generation lasts. The records since are processed again. A
-  repartition topic may not have them any more: they were deleted because they had been
-  processed, so the next task goes on behind them (`positions`). Under exactly-once the
-  copy would have to be overtaken by the answer to its repetition, the end of its
-  transaction, and the offsets of the producer's next one (transactions of protocol
-  version 1; version 2 gives each its own epoch).
-
-**At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.**
-Individual commits are not fenced, so those of a zombie may appear at any time. Hence a
-task opens in four steps: read (barrier, plain offset, `open`); *ask*, a fenced
-OffsetCommit; *claim*, its inherited segments under its own term, flushed; a fenced
-OffsetCommit again; only then does it process. So a zombie's commits have lower ranks
-than its successor's claim, and its position cannot get ahead of the state that the
-successor restored, which would lose records.
-* *Ask.* Without it an opener that stalls before it reads would see its successor's
-  commits, choose a higher term than theirs, and claim over them. After it, all that it
-  read was written before any successor opened.
-* *Term over the whole partition*, not over the range only: a stalled opener of a wider
-  range could have a higher term from elsewhere. The highest term of a partition never
-  falls (that record is never garbage), so a successor's term is never lower.
-* *Generation.* It can be equal, when the first opener stalls between ask and claim:
-  then the later generation outranks the earlier one, and as the generation is in the
-  key, a late claim does not overwrite the successor's commits either.
-* *No claim*, and no individual commit, for a task that owns the whole partition and
-  finds no individual commit on it: the plain offset is fenced, so a zombie of its own
-  kind writes nothing. A stalled opener of a part may still claim, at a term that is not
-  higher, the plain offset that this task began with: equal terms, the larger one
-  counts. An ordinary application never writes an individual commit.
-* *The plain offset has a term* because "always the larger" leaks a zombie's position
-  through the mirror: B stalls, B' has read up to its high watermark, B writes
-  [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130: the successor
-  of B' would skip 130..179, which are only in the zombie's state.
-
-Without any one of these rules a test in `tests/commit` fails; for most of them
-`test_commit_simulation.py` also finds a wrong history among its first 250.
-
-A torn at-least-once commit (some records arrived) is harmless: each is written after
-the outputs and changelogs it stands for were flushed. Tombstones are derived from
-commits *read back*, never from those about to be written, so losing them is harmless as
-well.
+For each hash the record of the highest term counts; the plain offset is a record for
+all hashes, at the term in its metadata. At equal terms the larger position counts.
 
 Invariant: `live` holds the last value of each key and no tombstoned key; which record
-counts for which hash changes only with the keys. Turned down: "last in the log wins"
-(one unfenced zombie is enough to go back); collecting what lies below the stable offset
-(terms would start again at 1, and an old zombie would win).
-Source: docs/internals/architecture.md, "Progress" and "A commit".
+counts for which hash changes only with the keys.
+The proof, and what breaks without each part of the rule: docs/internals/positions.md.
 """
 
 from __future__ import annotations
@@ -124,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from coopstreams.commit.packed import Packed
+from coopstreams.commit.packed_map import Packed
 from coopstreams.commit.ranges import above
 from coopstreams.commit.record import (
     MADE_ANEW,

@@ -98,11 +98,7 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
         ValueError, AssignmentError: see `assign`.
     """
     active = active_version(members)
-    able = {
-        id_: state
-        for id_, state in members.items()
-        if active and version_of(state.info) == active
-    }
+    able = _of_version(members, active)
     topology = _most(able)
     held = still_held(members, active)
     partitions = {
@@ -123,19 +119,29 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
     for id_, state in members.items():
         if id_ in given:
             assignments[id_] = replace(given[id_], cluster=cluster)
-        elif not state.info.topology:
-            assignments[id_] = Assignment(
-                state.info.process,
-                settled=not held,
-                cluster=cluster,
-                error=_STRANGER.format(id_),
-            )
+            continue
+        error = waits = ""
+        if state.info.topology:
+            waits = _why(state.info.topology, topology, len(able), len(members))
         else:
-            why = _why(state.info.topology, topology, len(able), len(members))
-            assignments[id_] = Assignment(
-                state.info.process, settled=not held, cluster=cluster, waits=why
-            )
+            error = _STRANGER.format(id_)
+        assignments[id_] = Assignment(
+            state.info.process,
+            settled=not held,
+            cluster=cluster,
+            error=error,
+            waits=waits,
+        )
     return assignments
+
+
+def _of_version(members: Members, version: Version) -> dict[str, MemberState]:
+    """Return the members of a version; none of the empty version."""
+    return {
+        id_: state
+        for id_, state in members.items()
+        if version and version_of(state.info) == version
+    }
 
 
 _STRANGER = (

@@ -55,25 +55,27 @@ def balance(
         member: _best_kept(kept.get(member, []), quota[member])
         for member in layout.threads
     }
-    taken = {cell for mine in balanced.values() for cell in mine}
-    free = {
-        partition: [cell for cell in row if cell not in taken]
-        for partition, row in cells.items()
-    }
-    wants = _fill(
-        {member: quota[member] - len(mine) for member, mine in balanced.items()},
-        free,
-        balanced,
-        held,
-        counts,
-    )
+    free = _free(cells, balanced)
+    missing = {member: quota[member] - len(mine) for member, mine in balanced.items()}
+    wants = _fill(missing, free, balanced, held, counts)
     for partition, shares in wants.items():
-        for cell, member in _match(free[partition], shares, held)[0].items():
+        owners, _ = _match(free[partition], shares, held)
+        for cell, member in owners.items():
             if member is not None:
                 balanced[member].append(cell)
+    for mine in balanced.values():
+        mine.sort(key=lambda cell: (cell.partition, cell.key_range))
+    return balanced
+
+
+def _free(
+    cells: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]]
+) -> dict[int, list[Cell]]:
+    """Return the cells of each partition that no member has yet."""
+    taken = {cell for mine in balanced.values() for cell in mine}
     return {
-        member: sorted(mine, key=lambda cell: (cell.partition, cell.key_range))
-        for member, mine in balanced.items()
+        partition: [cell for cell in row if cell not in taken]
+        for partition, row in cells.items()
     }
 
 
@@ -254,11 +256,28 @@ def _match(
         (cell, member): overlap
         for overlap, cell, member in _overlaps(cells, limits, held)
     }
+    owners = _owners(cells, limits, overlaps)
+    for _ in range(_PASSES):
+        swaps = sum(_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2))
+        if not swaps:
+            break
+    return owners, sum(
+        overlaps.get((cell, member or ""), 0) for cell, member in owners.items()
+    )
+
+
+def _owners(
+    cells: list[Cell],
+    limits: Mapping[str, int],
+    overlaps: Mapping[tuple[Cell, str], int],
+) -> dict[Cell, str | None]:
+    """Return an owner for each cell: the largest overlap first, the rest in order."""
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)
-    for (cell, member), _ in sorted(
+    largest_first = sorted(
         overlaps.items(), key=lambda x: (-x[1], x[0][0].key_range, x[0][1])
-    ):
+    )
+    for (cell, member), _ in largest_first:
         if owners[cell] is None and left[member]:
             left[member] -= 1
             owners[cell] = member
@@ -267,16 +286,9 @@ def _match(
         for member in sorted(left, key=lambda m: (-left[m], m))
         for _ in range(left[member])
     )
-    owners.update(
-        zip([cell for cell in cells if owners[cell] is None], rest, strict=False)
-    )
-    for _ in range(_PASSES):
-        # A list: all pairs, not up to the first.
-        if not any([_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2)]):  # noqa: C419
-            break
-    return owners, sum(
-        overlaps.get((cell, member or ""), 0) for cell, member in owners.items()
-    )
+    unowned = [cell for cell in cells if owners[cell] is None]
+    owners.update(zip(unowned, rest, strict=False))
+    return owners
 
 
 def _swap(

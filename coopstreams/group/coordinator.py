@@ -31,9 +31,9 @@ from kafka.structs import MemberState as State
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import group_requests
 from coopstreams.group.connection import Connection
+from coopstreams.group.coordinator_interface import Connector, Hooks, Timings
 from coopstreams.group.group_requests import Exchange
 from coopstreams.group.group_settings import kafka_python_settings
-from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, GroupError
@@ -203,7 +203,7 @@ def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
 
 
 class GroupCoordinator:
-    """Membership of one process in one group, by kafka-python: a `joining.Coordinator`."""
+    """Membership of one process in one group, by kafka-python: a `Coordinator`."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class GroupCoordinator:
         offsets: Mapping[TopicPartition, tuple[int, str]],
         timeout_ms: int | None = None,
     ) -> None:
-        """Commit offsets; see `joining.Coordinator`."""
+        """Commit offsets; see `Coordinator`."""
         self._ask(group_requests.commit_offsets(fence, offsets), timeout_ms)
 
     def fetch_offsets(
@@ -330,7 +330,7 @@ class GroupCoordinator:
         )
 
     def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
-        """Return the answer of the group's coordinator; see `joining.Coordinator`."""
+        """Return the answer of the group's coordinator; see `Coordinator`."""
         answer: _T = self._connection.run(
             self._connection.ask, exchange, self._node, timeout_ms, self._moved
         )
@@ -339,7 +339,7 @@ class GroupCoordinator:
     def end_transaction(
         self, transactional_id: str, timeout_ms: int | None = None
     ) -> None:
-        """See `joining.Coordinator`."""
+        """See `Coordinator`."""
         self._connection.run(
             self._connection.end_transaction,
             transactional_id,

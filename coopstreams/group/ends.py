@@ -1,5 +1,5 @@
 """The true ends of partitions: every record acknowledged before the request lies below.
-`leadership` has the argument.
+docs/internals/leaders.md has the argument.
 
 One request to each broker, all at once, and one to each leader. The answer of a broker
 that is dead or hangs is waited for only if it may know of a newer leader than those

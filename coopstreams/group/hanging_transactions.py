@@ -3,7 +3,7 @@ partitions, or end it there.
 
 `settle` is called before a transactional id is taken over, and after a transaction was
 ended on a broker that may skip markers; until it returns, no transaction begins under
-that id. `hanging` has the rule and the reason.
+that id. `missing_markers` has the rule and the reason.
 
 Invariant: a marker is written only if the coordinator gave the same answer before and
 after the partitions were asked, so that the producer has not gone on in between; and
@@ -31,7 +31,8 @@ from coopstreams.common.acl_errors import Attempt
 from coopstreams.group import group_requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import Views
-from coopstreams.group.hanging import (
+from coopstreams.group.leadership import NO_LEADER
+from coopstreams.group.missing_markers import (
     ENDING,
     ONGOING,
     SKIPPING_METADATA,
@@ -41,7 +42,6 @@ from coopstreams.group.hanging import (
     missing_markers,
     refusal,
 )
-from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.transaction_requests import PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition
@@ -305,21 +305,10 @@ class Transactions:
             if time.monotonic() > unknown_until:
                 left &= leaders.keys()  # the others were deleted
             reasons = dict.fromkeys(left, "it has no leader")
-            for node in {leaders.get(at, NO_LEADER) for at in left} - {NO_LEADER}:
-                theirs = {at for at in left if leaders.get(at) == node}
-                try:
-                    answers = await self._connection.once(
-                        transaction_requests.describe_producers(theirs),
-                        node,
-                        SLICE_MS if everywhere else GLANCE_MS,
-                    )
-                except errors.KafkaError as error:
-                    if not group_requests.passes(error):
-                        raise group_requests.translated(
-                            "asking for open transactions", error
-                        ) from error
-                    reasons |= dict.fromkeys(theirs, error)
-                    continue
+            for node, theirs in _by_leader(left, leaders).items():
+                answers = await self._producers_at(
+                    node, theirs, SLICE_MS if everywhere else GLANCE_MS
+                )
                 found = PartitionAnswers({**found.open, **answers.open}, {})
                 self._hide(answers)
                 left -= answers.open.keys() | self._unseen
@@ -338,6 +327,23 @@ class Transactions:
             if left:
                 await self._connection.sleep(PAUSE_S)
         return found
+
+    async def _producers_at(
+        self, node: int, partitions: Collection[TopicPartition], timeout_ms: int
+    ) -> PartitionAnswers:
+        """Return what one broker says of these partitions; without an answer, that
+        error for each.
+        """
+        try:
+            return await self._connection.once(
+                transaction_requests.describe_producers(partitions), node, timeout_ms
+            )
+        except errors.KafkaError as error:
+            if not group_requests.passes(error):
+                raise group_requests.translated(
+                    "asking for open transactions", error
+                ) from error
+            return PartitionAnswers({}, dict.fromkeys(partitions, error))
 
     def _hide(self, answers: PartitionAnswers) -> None:
         """Stop asking for partitions that this principal may not describe."""
@@ -376,24 +382,10 @@ class Transactions:
             )
         ).leaders
         last: errors.KafkaError | None = None
-        for node in {leaders.get(at, NO_LEADER) for at in missing} - {NO_LEADER}:
-            theirs = {
-                at: marker for at, marker in missing.items() if leaders.get(at) == node
-            }
-            try:
-                refused = await self._connection.once(
-                    transaction_requests.write_markers(theirs), node
-                )
-            except errors.KafkaError as error:
-                refused = dict.fromkeys(theirs, error)
-            for at in sorted(theirs.keys() - refused.keys()):
-                ended = "committed" if theirs[at].commit else "aborted"
-                log.warning(
-                    '%s was never told that a transaction of "%s" was %s (KAFKA-20734); told it now',
-                    at,
-                    transactional_id,
-                    ended,
-                )
+        for node, theirs in _by_leader(missing, leaders).items():
+            refused = await self._write_to(
+                node, transactional_id, {at: missing[at] for at in theirs}
+            )
             for reason in refused.values():
                 if isinstance(reason, errors.AuthorizationError):
                     raise LogError(
@@ -413,6 +405,28 @@ class Transactions:
                 "time"
             )
             raise LogError(f"{what}: {last or 'it has no leader'}", retryable=True)
+
+    async def _write_to(
+        self,
+        node: int,
+        transactional_id: str,
+        markers: Mapping[TopicPartition, Marker],
+    ) -> Mapping[TopicPartition, errors.KafkaError]:
+        """Have a broker write these markers; return the reasons of those it refused."""
+        try:
+            refused = await self._connection.once(
+                transaction_requests.write_markers(markers), node
+            )
+        except errors.KafkaError as error:
+            return dict.fromkeys(markers, error)
+        for at in sorted(markers.keys() - refused.keys()):
+            log.warning(
+                '%s was never told that a transaction of "%s" was %s (KAFKA-20734); told it now',
+                at,
+                transactional_id,
+                "committed" if markers[at].commit else "aborted",
+            )
+        return refused
 
     async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
         """Return whether all other brokers name the broker that described a transaction
@@ -472,3 +486,17 @@ class Transactions:
 
 def _left_ms(give_up: float) -> int:
     return max(1, int(1000 * (give_up - time.monotonic())))
+
+
+def _by_leader(
+    partitions: Iterable[TopicPartition], leaders: Mapping[TopicPartition, int]
+) -> dict[int, set[TopicPartition]]:
+    """Return the partitions by the broker that leads them, without those that have no
+    leader.
+    """
+    found: dict[int, set[TopicPartition]] = {}
+    for at in partitions:
+        node = leaders.get(at, NO_LEADER)
+        if node != NO_LEADER:
+            found.setdefault(node, set()).add(at)
+    return found

@@ -36,8 +36,8 @@ from coopstreams.group.codec import (
     encode_assignments,
     encode_subscription,
 )
+from coopstreams.group.coordinator_interface import Connector, Timings
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
-from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
 from coopstreams.group.plain_offsets import settled_offsets
 from coopstreams.log.log import GroupFence

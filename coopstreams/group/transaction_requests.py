@@ -26,7 +26,12 @@ from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from coopstreams.group.end_requests import Views, find_views
 from coopstreams.group.group_requests import Exchange, by_topic, check, outcomes
-from coopstreams.group.hanging import ENDED, Marker, Open, TransactionDescription
+from coopstreams.group.missing_markers import (
+    ENDED,
+    Marker,
+    Open,
+    TransactionDescription,
+)
 from coopstreams.topology.columns import TopicPartition
 
 

@@ -22,7 +22,7 @@ from coopstreams.common.extra import need_otel
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.active_version import assign_active
-from coopstreams.group.joining import Timings
+from coopstreams.group.coordinator_interface import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.restrictions import Restrictions
@@ -384,8 +384,7 @@ class Components:
             self.resolved,
             emit,
             self.host,
-            lambda: self.deployed.changelogs,
-            self.deployed.not_reset,
+            self.deployed,
         )
 
     def thread(
@@ -454,7 +453,7 @@ class Components:
             member,
             lambda: self.resolved,
             self.changelog,
-            lambda: self.deployed.begun,
+            lambda: self.deployed.new_repartitions,
         )
         positions = Positions(
             self.log,

@@ -17,7 +17,7 @@ back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -75,9 +75,29 @@ class _Partition:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """How far a partition is read. Units: `silent_since` in seconds of `Host.now`."""
+
+    offset: int | None = None
+    at_end: bool = False
+    silent_since: float | None = None
+
+    @classmethod
+    def of(cls, partition: _Partition) -> _Read:
+        silence = partition.silence
+        return cls(
+            None if partition.at is None else partition.at.offset,
+            partition.at_end,
+            None if silence is None else silence.since,
+        )
+
+
 class Dispatcher:
-    """Moves records from a reader to the tasks of an instance. Used by the control
-    thread only.
+    """Moves records from a reader to the tasks of an instance, on the control thread.
+
+    Any thread may ask it where it is (`behind`, `asking_for`, `asking_s`, `silent_s`,
+    `all_read`), and `wake` it: the answers are as of its last fetch.
     """
 
     def __init__(
@@ -96,8 +116,12 @@ class Dispatcher:
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
-        self._read_at = float("-inf")
-        """When the reader answered last."""
+        self._read: dict[TopicPartition, _Read] = {}
+        self._published: tuple[float, Mapping[TopicPartition, _Read]] = (
+            float("-inf"),
+            {},
+        )
+        """When the reader answered last, and how far each partition was read then."""
         self._asking: tuple[TopicPartition, int, float, int] | None = None
         """The record (partition, offset) on which functions of the program run, since
         when, and the thread's id.
@@ -147,7 +171,7 @@ class Dispatcher:
             self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s
         )
         batches = self._reader.fetch(FETCH_RECORDS, wait_s)
-        self._read_at = self._host.now()
+        read_at = self._host.now()
         for batch in batches:
             partition = self._partitions.get(batch.partition)
             if partition is None:
@@ -156,6 +180,7 @@ class Dispatcher:
                 partition.silence.heard(batch, self._host.now())
             partition.at = Position(batch.next_offset, batch.stream_time)
             partition.at_end = batch.at_end
+            self._read[batch.partition] = _Read.of(partition)
             route = partition.routes[batch.slot]
             if batch.next_offset > route.next.offset:
                 route.next = partition.at
@@ -166,26 +191,23 @@ class Dispatcher:
                     route.task.id, batch.partition.topic, len(batch.columns)
                 )
             route.thread.deliver(route.task, batch)
+        self._published = read_at, dict(self._read)
         return moved
 
     @property
     def behind(self) -> bool:
-        """Whether the log has more of a partition than was fetched. Any thread."""
-        return not all(
-            partition.at_end for partition in list(self._partitions.values())
-        )
+        """Whether the log has more of a partition than was fetched."""
+        return not all(read.at_end for read in self._published[1].values())
 
     @property
     def asking_s(self) -> float:
-        """For how long functions of the program run on one record; 0: none do. Any
-        thread.
-        """
+        """For how long functions of the program run on one record; 0: none do."""
         return 0.0 if (asking := self._asking) is None else self._host.now() - asking[2]
 
     @property
     def asking_for(self) -> str:
         """The record for which all tasks wait, because functions above a window run on
-        it; empty: none. Any thread.
+        it; empty: none.
         """
         if (asking := self._asking) is None:
             return ""
@@ -196,20 +218,17 @@ class Dispatcher:
         )
 
     def wake(self) -> None:
-        """End the wait of a `move` that runs. Any thread."""
+        """End the wait of a `move` that runs."""
         self._reader.wake()
 
     def silent_s(self, source: TopicPartition) -> float | None:
         """Return for how long a partition has been silent; None: it is not, or records
-        alone move time. Any thread.
+        alone move time.
         """
-        partition = self._partitions.get(source)
-        since = (
-            partition.silence.since
-            if partition is not None and partition.silence is not None
-            else None
-        )
-        return None if since is None else self._host.now() - since
+        read = self._published[1].get(source)
+        if read is None or read.silent_since is None:
+            return None
+        return self._host.now() - read.silent_since
 
     def position(self, source: TopicPartition) -> Position | None:
         """Return the reader's position in a partition; None: it is not read."""
@@ -218,19 +237,16 @@ class Dispatcher:
 
     def all_read(self, source: TopicPartition, position: int) -> bool:
         """Whether everything committed in a partition was read, and lies below this
-        position. Any thread.
+        position.
 
         False if the reader was not asked lately: a control thread that is stuck would
         hide behind its last answer.
         """
-        partition = self._partitions.get(source)
-        if (
-            partition is None
-            or partition.at is None
-            or self._host.now() - self._read_at > FRESH_S
-        ):
+        read_at, all_read = self._published
+        read = all_read.get(source)
+        if read is None or self._host.now() - read_at > FRESH_S:
             return False
-        return partition.at_end and partition.at.offset <= position
+        return read.at_end and read.offset is not None and read.offset <= position
 
     def close_reader(self) -> None:
         """Close the reader."""
@@ -255,6 +271,8 @@ class Dispatcher:
                 partition.at_end = False
                 if partition.silence is not None:
                     partition.silence.broken()
+        self._read = {at: _Read.of(each) for at, each in self._partitions.items()}
+        self._published = self._published[0], dict(self._read)
         self._reader.assign(
             {
                 source: partition.at or Position(0, NO_STREAM_TIME)

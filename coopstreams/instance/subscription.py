@@ -13,11 +13,12 @@ process cannot read a topic that it does not know yet anyway).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import UNKNOWN_FOR_S, Check, Log
+from coopstreams.log.log import UNKNOWN_FOR_S, Log
+from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.resolved_topology import ResolvedTopology
@@ -48,16 +49,11 @@ class PatternSubscription:
         resolved: ResolvedTopology,
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
-        had: Callable[[], Collection[str]] = frozenset,
-        check: Check | None = None,
+        version: LastVersion | None = None,
     ) -> None:
-        """`had`: returns the changelogs of the version of the topology that ran last.
-
-        `check`: asked before internal topics are created.
-        """
+        """`version`: as of `resolve_topology`."""
         self._host = host
-        self._had = had
-        self._check = check
+        self._version = version
         self._log = cluster
         self._built = built
         self._config = config
@@ -150,9 +146,8 @@ class PatternSubscription:
                 self._log,
                 self._built,
                 self._config,
+                self._version,
                 known - gone,
-                self._had(),
-                self._check,
             )
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)

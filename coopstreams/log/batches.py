@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Protocol, TypeAlias
@@ -233,24 +233,12 @@ def make_batches(
     steps: list[tuple[int, int]] | None = (
         [] if routes is not None and routes.advances else None
     )
-    if marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
-        columns = replace(
-            columns, stream_times=()
-        )  # a native reader's count the timestamps of the marks, too
-        parts = list[Columns]()
-        start = 0
-        for at, time in marks:
-            parts.append(columns.slice(start, at))
-            before = _tell_time(partition, parts[-1], routes, before, steps)
-            if routes is not None and routes.time_marks:
-                if steps is not None and time > before:
-                    steps.append((columns.offsets[at], time))
-                before = max(before, time)
-                routes.reach(time)
-            start = at + 1
-        parts.append(columns.slice(start, len(columns)))
-        before = _tell_time(partition, parts[-1], routes, before, steps)
-        columns = joined(parts)
+    kept = routes is not None and routes.keep_marks
+    marks = [] if kept else marks_in(columns)
+    if marks:
+        columns, before = _without_marks(
+            partition, columns, routes, before, steps, marks
+        )
     else:
         before = _tell_time(partition, columns, routes, before, steps)
     slots = [columns] if routes is None else routes.split(columns)
@@ -267,6 +255,36 @@ def make_batches(
         )
         for slot, part in enumerate(slots)
     ]
+
+
+def _without_marks(
+    partition: TopicPartition,
+    columns: Columns,
+    routes: Routes | None,
+    before: int,
+    steps: list[tuple[int, int]] | None,
+    marks: Iterable[tuple[int, int]],
+) -> tuple[Columns, int]:
+    """Return the records without the time marks, and the stream time after both.
+
+    `steps`: see `_tell_time`. `marks`: their indices and times.
+    """
+    # The stream times of a native reader count the timestamps of the marks, too.
+    columns = replace(columns, stream_times=())
+    parts = list[Columns]()
+    start = 0
+    for at, time in marks:
+        parts.append(columns.slice(start, at))
+        before = _tell_time(partition, parts[-1], routes, before, steps)
+        if routes is not None and routes.time_marks:
+            if steps is not None and time > before:
+                steps.append((columns.offsets[at], time))
+            before = max(before, time)
+            routes.reach(time)
+        start = at + 1
+    parts.append(columns.slice(start, len(columns)))
+    before = _tell_time(partition, parts[-1], routes, before, steps)
+    return joined(parts), before
 
 
 def _tell_time(

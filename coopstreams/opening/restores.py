@@ -594,12 +594,10 @@ class Restores:
             job = self._jobs[changelog]
             if not self._proven(changelog, job):
                 continue
-            if not self._changelogs.is_still(
-                changelog.topic, job.restore.bounds.topic_id
-            ):
-                self._begin_anew(
-                    changelog, job, self._changelogs.bounds(changelog, job.stops)
-                )
+            now_id = self._changelogs.topic_id(changelog.topic)
+            if now_id != job.restore.bounds.topic_id:
+                bounds = self._changelogs.bounds(changelog, job.stops)
+                self._begin_anew(changelog, job, bounds)
                 self._moved = True
                 continue
             job.restore.prove()
@@ -641,7 +639,7 @@ class Restores:
         # read.
         if since_ms is None or (job.end_seen or position + 1) <= position:
             return None
-        end = self._changelogs.end(changelog)
+        end = self._log.end_offset(changelog)
         return CompactedRows(job.restore, self._ranges(job), since_ms, end)
 
     def _start_over(self, changelog: TopicPartition, job: _Job, lost: Lost) -> None:
@@ -734,7 +732,7 @@ class Changelogs:
         fetches the ends.
         """
         asked_ms = self._clock_ms()
-        ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
+        ids = {changelog: self.topic_id(changelog.topic) for changelog in changelogs}
         ends = self._cluster.end_offsets(
             [changelog for changelog, stops in changelogs.items() if not stops]
         )
@@ -778,23 +776,16 @@ class Changelogs:
         # machine may be behind that of the broker.
         return self._clock_ms() - lag_ms if lag_ms else AT_ANY_AGE
 
-    def end(self, changelog: TopicPartition) -> int:
-        """Return the end that a changelog has now."""
-        return self._cluster.end_offset(changelog)
-
-    def is_still(self, topic: str, topic_id: str) -> bool:
-        """Whether the topic of that name has that id now."""
-        return self._topic_id(topic) == topic_id
-
     def topic(self, topic: str) -> Changelog:
         """Return the topic's name, current id and partition count."""
         return Changelog(
             topic,
-            self._topic_id(topic),
+            self.topic_id(topic),
             self._cluster.partitions([topic]).get(topic, 0),
         )
 
-    def _topic_id(self, topic: str) -> str:
+    def topic_id(self, topic: str) -> str:
+        """Return the id of a topic."""
         if topic not in self._ids:
             try:
                 self._ids[topic] = self._cluster.topic_id(topic)

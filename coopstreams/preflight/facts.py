@@ -16,7 +16,11 @@ from coopstreams.common.config import Config
 from coopstreams.common.topic_settings import deletes
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.preflight.last_version import LastVersion, VersionChanges
+from coopstreams.preflight.last_version import (
+    LastVersion,
+    VersionChanges,
+    partitions_of,
+)
 from coopstreams.preflight.name_claims import claims_on
 from coopstreams.tasks.failure_handlers import dead_letter_topics
 from coopstreams.topology.columns import TopicPartition
@@ -219,17 +223,6 @@ def start_offsets(cluster: Log, topic: str, count: int) -> dict[TopicPartition, 
     """Return the first offset of each partition of a topic."""
     partitions = partitions_of([topic], {topic: count})
     return {at: cluster.start_offset(at) for at in partitions}
-
-
-def partitions_of(
-    topics: Collection[str], counts: Mapping[str, int]
-) -> list[TopicPartition]:
-    """Return all partitions of these topics."""
-    return [
-        TopicPartition(topic, number)
-        for topic in topics
-        for number in range(counts.get(topic, 0))
-    ]
 
 
 def _with_new_topics(

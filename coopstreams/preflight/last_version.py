@@ -33,7 +33,7 @@ format of the bytes nor the operator that wrote them).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -137,7 +137,7 @@ class LastVersion:
         self.host = host
         self._config = config
         self.topic = topology_topic(config["application.id"])
-        self.begun = frozenset[str]()
+        self.new_repartitions = frozenset[str]()
         """The repartition topics that this version reads and the one before did not:
         they may have no positions yet. If there are none, those of the version before:
         it may have ended before it began with them.
@@ -166,12 +166,13 @@ class LastVersion:
         if self.topic not in self._log.partitions([self.topic]):
             return None
         self._topic_id = self._log.topic_id(self.topic)
-        told = self._record()
-        if told is None:
+        values = [value for _, value in self._records()]
+        told = values[-1] if values else None
+        if told is None:  # there is no record, or it was taken back
             return None
         last = read_outline(told)
         noted = read_long(orjson.loads, told)
-        self.begun = frozenset(noted.get(_BEGUN, ()))
+        self.new_repartitions = frozenset(noted.get(_BEGUN, ()))
         self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)
         return last
@@ -274,8 +275,8 @@ class LastVersion:
             if last is None
             else frozenset(mine.repartitions.keys() - last.repartitions.keys())
         )
-        self.begun = new or self.begun & mine.repartitions.keys()
-        more = {_BEGUN: sorted(self.begun), _IDS: ids} | (
+        self.new_repartitions = new or self.new_repartitions & mine.repartitions.keys()
+        more = {_BEGUN: sorted(self.new_repartitions), _IDS: ids} | (
             {_PARTITIONS: mine.partitions} if mine.partitions else {}
         )
         told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
@@ -332,11 +333,7 @@ class LastVersion:
         anew = [topic for topic, id_ in ids.items() if self._ids.get(topic, id_) != id_]
         if not anew or not self._has_state(mine, counts):
             return
-        read = [
-            TopicPartition(topic, number)
-            for topic in anew
-            for number in range(counts.get(topic, 0))
-        ]
+        read = partitions_of(anew, counts)
         rows = positions.fetch_offsets(read, stable=False).offsets
         if lost := next((at for at in read if rows.get(at) is None), None):
             raise made_anew(self._config["application.id"], lost, None)
@@ -347,13 +344,7 @@ class LastVersion:
         """
         stores = [store for store in mine.stores.values() if not store.computed]
         changelogs = _changelogs(mine) - mine.sources
-        ends = self._log.end_offsets(
-            [
-                TopicPartition(changelog, number)
-                for changelog in sorted(changelogs)
-                for number in range(counts.get(changelog, 0))
-            ]
-        )
+        ends = self._log.end_offsets(partitions_of(sorted(changelogs), counts))
         return any(ends.values()) or any(store.changelog is None for store in stores)
 
     def _append(self, told: bytes | None) -> int:
@@ -378,10 +369,6 @@ class LastVersion:
             )
             self._append(records[-2][1] if len(records) > 1 else None)
 
-    def _record(self) -> bytes | None:
-        """Return the record as it is; None: there is none, or it was taken back."""
-        return next((value for _, value in reversed(list(self._records()))), None)
-
     def _records(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the offset and the value of each record that the topic still has."""
         at = TopicPartition(self.topic, 0)
@@ -393,12 +380,8 @@ class LastVersion:
         unprocessed records.
         """
         assert change.topic is not None
-        partitions = [
-            TopicPartition(change.topic, number)
-            for number in range(
-                self._log.partitions([change.topic]).get(change.topic, 0)
-            )
-        ]
+        topic = [change.topic]
+        partitions = partitions_of(topic, self._log.partitions(topic))
         if change.what != "repartition topic":
             return any(
                 self._log.end_offset(at) > self._log.start_offset(at)
@@ -426,6 +409,17 @@ class LastVersion:
             at: start if (known := stand[at]) is None else max(start, known.offset)
             for at, start in starts.items()
         }
+
+
+def partitions_of(
+    topics: Collection[str], counts: Mapping[str, int]
+) -> list[TopicPartition]:
+    """Return all partitions of these topics."""
+    return [
+        TopicPartition(topic, number)
+        for topic in topics
+        for number in range(counts.get(topic, 0))
+    ]
 
 
 def _has_bare_store(topology: Topology) -> bool:

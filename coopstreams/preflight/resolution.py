@@ -46,23 +46,23 @@ def resolve_topology(
     cluster: Log,
     built: Topology,
     config: Config,
+    version: LastVersion | None = None,
     known: Collection[str] = (),
-    had: Collection[str] = (),
-    check: Check | None = None,
 ) -> ResolvedTopology:
     """Return the topology with the topics that match its patterns now.
 
-    `known`: topics that the application reads already, which count as existing in any
-    case. `had`: the changelogs of the version of the topology that ran last. `check`:
-    asked before each internal topic is created.
+    `version`: the last one that had tasks, which was read before: a changelog that it
+    had is not created anew, and after a reset nothing is created. `known`: topics that
+    the application reads already, which count as existing in any case.
 
     Raises:
         CoopStreamsError: as of `resolve_at_start`.
     """
     counts = cluster.partitions()
     topology = as_it_runs(built, {*counts, *known}, config)
+    had = frozenset[str]() if version is None else version.changelogs
     facts = check_topics(cluster, topology, config, counts, had)
-    create_missing(cluster, facts, check)
+    create_missing(cluster, facts, None if version is None else version.not_reset)
     return compiled(topology, facts.topics, config)
 
 
@@ -75,7 +75,8 @@ def check_topics(
 ) -> Facts:
     """Return the facts about the topics of a topology, which fit it.
 
-    `counts`: a listing of all topics, made just now. `had`: as of `resolve_topology`.
+    `counts`: a listing of all topics, made just now. `had`: the changelogs of the
+    version that ran last.
 
     Raises:
         CoopStreamsError: as of `resolve_at_start`.

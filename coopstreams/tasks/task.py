@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from coopstreams.commit.applying import Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
+from coopstreams.commit.sink_transactions import Applying
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE

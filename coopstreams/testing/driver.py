@@ -778,7 +778,7 @@ class TopologyTestDriver:
             try:
                 for task in tasks:
                     waiting = task.queues.waiting(source)
-                    while not task.progress.passed(source, until):
+                    while task.progress.position(source).offset < until:
                         if task.step(single=True):
                             moved = True
                         elif self._held is not None or not task.wait_for_calls():

@@ -47,7 +47,9 @@ class Silences:
         passed by all of its tasks.
         """
         if source in self._marked:
-            return all(task.progress.passed(source, at.offset) for task in tasks)
+            return all(
+                task.progress.position(source).offset >= at.offset for task in tasks
+            )
         return not any(task.queues.waiting(source) for task in tasks)
 
     def advance(self, now_ms: int) -> None:

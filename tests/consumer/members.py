@@ -13,7 +13,7 @@ import orjson
 
 from coopstreams.commit import cluster_policy
 from coopstreams.consumer import CooperativeConsumer, RecordFilter
-from coopstreams.group.joining import Hooks, Timings
+from coopstreams.group.coordinator_interface import Hooks, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.writer import MemoryWriter

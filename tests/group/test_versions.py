@@ -20,7 +20,7 @@ from coopstreams.group.active_version import (
     version_of,
 )
 from coopstreams.group.codec import decode_assignment, encode_subscription
-from coopstreams.group.joining import Hooks, Timings
+from coopstreams.group.coordinator_interface import Hooks, Timings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
 from coopstreams.group.membership import GroupMember
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling

@@ -17,7 +17,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 from coopstreams.group import group_requests
 from coopstreams.group.admin import connected
 from coopstreams.group.group_requests import Exchange
-from coopstreams.group.hanging import TransactionDescription
+from coopstreams.group.missing_markers import TransactionDescription
 from coopstreams.group.transaction_requests import describe_transaction
 from coopstreams.topology.columns import TopicPartition
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from coopstreams.group.coordinator_interface import Hooks, Timings
 from coopstreams.group.group_requests import FetchedOffset
-from coopstreams.group.joining import Hooks, Timings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

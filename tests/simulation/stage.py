@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from random import Random
 from typing import Any, ClassVar, Generic, TypeVar
 
-from coopstreams.group.joining import Connector, Hooks, Timings
+from coopstreams.group.coordinator_interface import Connector, Hooks, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import Machine, Scheduler, StuckError

@@ -491,37 +491,56 @@ class KafkaLog:
         patience = Patience(what, self.timeout_s)
         unknown = 0.0
         while True:
-            with self._lock:  # in librdkafka's consumer a second caller starves
-                if self._closed:
-                    raise LogError("this log is closed")
-                try:
-                    answer = question(
-                        patience.attempt_s(0.0 if where is None else FAILOVER_S)
-                    )
-                    self._answered_at = time.monotonic()
-                    self._heard = True
-                    return answer
-                except KafkaException as exception:
-                    error = error_of(exception)
-                    self._consumer.poll(0)  # report the reason through `error_cb`
+            try:
+                return self._ask_once(
+                    question, patience, 0.0 if where is None else FAILOVER_S
+                )
+            except KafkaException as exception:
+                error = error_of(exception)
             if where is not None and error.code() in UNKNOWN:
                 unknown = self._check_known(where, unknown)
-            elif (refused := self._refused) is not None or not heals(
-                error, self._errors.login
-            ):
-                asked = self._attempt("Describe", "" if where is None else where.topic)
-                raise translated(refused or error, what, asked)
+            else:
+                topic = "" if where is None else where.topic
+                self._check_heals(error, what, self._attempt("Describe", topic))
             if patience.over:
                 self._renew()
-                raise away(
-                    self._settings["bootstrap.servers"],
-                    what,
-                    self.timeout_s,
-                    self._errors,
-                )
+                raise self._away(what)
             patience.rest(f"{error.str()} ({error.name()})")
             if where is not None:
                 self._look_again()
+
+    def _ask_once(
+        self, question: Callable[[float], T], patience: Patience, failover_s: float
+    ) -> T:
+        with self._lock:  # in librdkafka's consumer a second caller starves
+            if self._closed:
+                raise LogError("this log is closed")
+            try:
+                answer = question(patience.attempt_s(failover_s))
+            except KafkaException:
+                self._consumer.poll(0)  # report the reason through `error_cb`
+                raise
+            self._answered_at = time.monotonic()
+            self._heard = True
+            return answer
+
+    def _check_unknown(self, since: float, what: str) -> None:
+        """Raise for a topic that brokers have not known for longer than a new one
+        takes.
+        """
+        if time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s):
+            raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
+
+    def _check_heals(self, error: KafkaError, what: str, attempt: Attempt) -> None:
+        """Raise for an error that no further attempt mends."""
+        refused = self._refused
+        if refused is not None or not heals(error, self._errors.login):
+            raise translated(refused or error, what, attempt)
+
+    def _away(self, what: str) -> LogError:
+        """Return the error for a cluster that did not answer in time."""
+        servers = self._settings["bootstrap.servers"]
+        return away(servers, what, self.timeout_s, self._errors)
 
     def _wait_for_end(
         self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer
@@ -535,9 +554,7 @@ class KafkaLog:
             partition, "no broker knows it yet" if told.heard else "no broker answers"
         )
         if patience.over and not told.heard:
-            raise away(
-                self._settings["bootstrap.servers"], what, self.timeout_s, self._errors
-            )
+            raise self._away(what)
         if patience.over:
             raise LogError(
                 f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}",
@@ -668,36 +685,24 @@ class KafkaLog:
                 return [answer.result(seconds + ATTEMPT_S) for answer in answers]
             except KafkaException as exception:
                 error = error_of(exception)
-            except (
-                TimeoutError
-            ):  # this process was stopped for longer than its request may take
+            except TimeoutError:
+                # This process was stopped for longer than its request may take.
                 error = KafkaError(KafkaError._TIMED_OUT)
             if error.code() in fine:
                 return []
             self._admin.poll(0)  # report the reason through `error_cb`
             if error.code() in UNKNOWN:
                 unknown = unknown or time.monotonic()
-                if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
-                    raise UnknownTopicError(
-                        f"{what}: Kafka has no such topic or partition."
-                    )
-            elif (refused := self._refused) is not None or not heals(
-                error, self._errors.login
-            ):
-                raise translated(refused or error, what, attempt)
+                self._check_unknown(unknown, what)
+            else:
+                self._check_heals(error, what, attempt)
             if patience.over:
                 self._admin = made_again(self._new_admin)
-                raise away(
-                    self._settings["bootstrap.servers"],
-                    what,
-                    self.timeout_s,
-                    self._errors,
-                )
+                raise self._away(what)
             patience.rest(f"{error.str()} ({error.name()})")
             if error.code() == KafkaError._TIMED_OUT:
-                self._admin = made_again(
-                    self._new_admin
-                )  # its requests go to the supposed controller, which may hang
+                # Its requests go to the supposed controller, which may hang.
+                self._admin = made_again(self._new_admin)
                 continue
             # A broker that has just started may not have known the controller when the
             # client asked, and the client would not ask again for long.

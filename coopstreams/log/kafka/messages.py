@@ -9,7 +9,7 @@ range, timestamps in order are their own running maximum.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from gc import get_referents
 from itertools import groupby
@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message
 
 from coopstreams.log.batches import Routes, make_batches, raw_columns
-from coopstreams.log.kafka.fetched import Event, Fetched, Part
+from coopstreams.log.kafka.fetch_buffer import Event, Fetched, Part
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import (
     NO_RECORDS,
@@ -104,9 +104,7 @@ class MessageBuffer:
         self._consumer = consumer
         self._readings: dict[TopicPartition, _Messages] = {}
         self._by_number: dict[int | None, _Messages] | None = None
-        """The partitions by number, where only one topic has a partition of that
-        number. None: out of date.
-        """
+        """See `_numbers`; None: out of date."""
 
     def connect(self, consumer: Consumer) -> None:
         """Read by this client."""
@@ -202,14 +200,40 @@ class MessageBuffer:
         """
         if not messages:
             return
-        if len(self._readings) == 1:
-            ((partition, single),) = self._readings.items()
-            if all(
-                (message.topic(), message.partition()) == partition
-                for message in (messages[0], messages[-1])
-            ):
-                yield single, messages
-                return
+        if self._is_of_one(messages):
+            yield from ((reading, messages) for reading in self._readings.values())
+            return
+        by_number = self._numbers()
+        numbers = [message.partition() for message in messages]
+        only = by_number.get(numbers[0])
+        if only is not None and numbers.count(numbers[0]) == len(numbers):
+            yield only, messages
+            return
+        readings: Mapping[Any, _Messages] = by_number
+        keys: list[Any] = numbers
+        if len(by_number) < len(self._readings):
+            topics = [message.topic() for message in messages]
+            readings = self._readings
+            keys = list(zip(topics, numbers, strict=True))
+        for key, part in _grouped(keys, messages).items():
+            reading = readings.get(key)
+            if reading is not None:
+                yield reading, part
+            elif part[0].topic() is None:
+                events += part
+
+    def _is_of_one(self, messages: list[Message]) -> bool:
+        """Whether one partition alone is read, and the first and the last message are
+        of it.
+        """
+        if len(self._readings) != 1:
+            return False
+        (partition,) = self._readings
+        ends = [messages[0], messages[-1]]
+        return all((end.topic(), end.partition()) == partition for end in ends)
+
+    def _numbers(self) -> dict[int | None, _Messages]:
+        """Return the partitions by number, where only one topic has that number."""
         if self._by_number is None:
             counts = Counter(partition.partition for partition in self._readings)
             self._by_number = {
@@ -217,29 +241,18 @@ class MessageBuffer:
                 for partition, reading in self._readings.items()
                 if counts[partition.partition] == 1
             }
-        numbers = [message.partition() for message in messages]
-        only = self._by_number.get(numbers[0])
-        if only is not None and numbers.count(numbers[0]) == len(numbers):
-            yield only, messages
-            return
-        parts: dict[Any, list[Message]] = {}
-        plain = len(self._by_number) == len(self._readings)
-        keys: Iterable[Any] = (
-            numbers
-            if plain
-            else zip([message.topic() for message in messages], numbers, strict=True)
-        )
-        start = 0
-        for key, same in groupby(keys):
-            end = start + sum(1 for _ in same)
-            parts.setdefault(key, []).extend(messages[start:end])
-            start = end
-        for key, part in parts.items():
-            reading = self._by_number.get(key) if plain else self._readings.get(key)
-            if reading is not None:
-                yield reading, part
-            elif part[0].topic() is None:
-                events += part
+        return self._by_number
+
+
+def _grouped(keys: list[Any], messages: list[Message]) -> dict[Any, list[Message]]:
+    """Return the messages of each key, in order."""
+    parts: dict[Any, list[Message]] = {}
+    start = 0
+    for key, same in groupby(keys):
+        end = start + sum(1 for _ in same)
+        parts.setdefault(key, []).extend(messages[start:end])
+        start = end
+    return parts
 
 
 def columns_of(messages: list[Message], at: int) -> Columns:

@@ -16,7 +16,7 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from coopstreams.log.batches import Routes, make_batches, slot_batches
-from coopstreams.log.kafka.fetched import Event, Fetched, Part
+from coopstreams.log.kafka.fetch_buffer import Event, Fetched, Part
 from coopstreams.log.kafka.messages import MessageBuffer
 from coopstreams.log.kafka.native import Fetcher, RawAdvances, RawColumns, RawPart
 from coopstreams.log.log import Position, RecordBatch

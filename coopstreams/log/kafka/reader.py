@@ -35,7 +35,7 @@ from coopstreams.log.kafka.client_settings import (
     login_of,
     make_client,
 )
-from coopstreams.log.kafka.fetched import FetchBuffer, Part
+from coopstreams.log.kafka.fetch_buffer import FetchBuffer, Part
 from coopstreams.log.kafka.kafka_errors import (
     OUT_OF_RANGE,
     UNKNOWN,
@@ -130,19 +130,10 @@ class KafkaReader:
         ]
         self._give_back(changed)
         for reading in changed:
-            if reading.partition in positions:
-                reading.seek(positions[reading.partition])
-                self._buffer.start(reading.partition, reading.at.offset)
-            else:
-                del self._readings[reading.partition]
-                self._routes.pop(reading.partition, None)
-                self._buffer.stop(reading.partition)
+            self._move(reading, positions.get(reading.partition))
         for partition, at in positions.items():
             if partition not in self._readings:
-                self._readings[partition] = _Reading(partition, at)
-                self._buffer.start(partition, at.offset)
-                if partition in self._routes:
-                    self._buffer.route(partition, self._routes[partition])
+                self._add(partition, at)
             reading = self._readings[partition]
             if at.stream_time > reading.at.stream_time:
                 reading.at = at
@@ -153,6 +144,23 @@ class KafkaReader:
                 if not reading.taken and not self._is_full(reading)
             ]
         )
+
+    def _add(self, partition: TopicPartition, at: Position) -> None:
+        self._readings[partition] = _Reading(partition, at)
+        self._buffer.start(partition, at.offset)
+        if partition in self._routes:
+            self._buffer.route(partition, self._routes[partition])
+
+    def _move(self, reading: _Reading, to: Position | None) -> None:
+        """Read a partition from another position; None: no longer."""
+        partition = reading.partition
+        if to is not None:
+            reading.seek(to)
+            self._buffer.start(partition, to.offset)
+        else:
+            del self._readings[partition]
+            self._routes.pop(partition, None)
+            self._buffer.stop(partition)
 
     def route(
         self,
@@ -269,24 +277,32 @@ class KafkaReader:
             return
         self._looked_at = time.monotonic()
         silent = [reading for reading in self._readings.values() if reading.looks]
-        for topic in {reading.partition.topic for reading in silent}:
-            try:
-                found = self._consumer.list_topics(
-                    topic, timeout=METADATA_TIMEOUT_S
-                ).topics.get(topic)
-            except KafkaException:
-                self._renew("no broker answers")
-                break
-            for reading in silent:
-                if reading.partition.topic == topic and (
-                    found is None or reading.partition.partition not in found.partitions
-                ):
-                    reading.failure = unknown_topic(f"{reading.partition} any more")
+        try:
+            self._note_missing(silent)
+        except KafkaException:
+            self._renew("no broker answers")
         else:
-            if (overlooked := next(filter(self._overlooks, silent), None)) is not None:
+            overlooked = next(filter(self._overlooks, silent), None)
+            if overlooked is not None:
                 self._renew(f"nothing comes of {overlooked.partition}, which has more")
         for reading in self._readings.values():
             reading.looks += 1
+
+    def _note_missing(self, silent: Sequence[_Reading]) -> None:
+        """Note the failure of those of these partitions that the cluster does not have.
+
+        Raises:
+            KafkaException: no broker answers.
+        """
+        for topic in {reading.partition.topic for reading in silent}:
+            found = self._consumer.list_topics(
+                topic, timeout=METADATA_TIMEOUT_S
+            ).topics.get(topic)
+            known = () if found is None else found.partitions
+            for reading in silent:
+                partition = reading.partition
+                if partition.topic == topic and partition.partition not in known:
+                    reading.failure = unknown_topic(f"{partition} any more")
 
     def _overlooks(self, silent: _Reading) -> bool:
         """Whether a silent partition has records that the client does not fetch.

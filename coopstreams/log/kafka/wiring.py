@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.coordinator import connector
-from coopstreams.group.joining import Connector
+from coopstreams.group.coordinator_interface import Connector
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log
 

@@ -31,7 +31,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acl_errors import Attempt
 from coopstreams.group.hanging_transactions import Transactions
-from coopstreams.log.kafka.bounded import Bounded
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     logger,
@@ -53,6 +52,7 @@ from coopstreams.log.kafka.kafka_errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
+from coopstreams.log.kafka.time_limit import Bounded
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
@@ -64,8 +64,8 @@ GRACE_S = 2.0
 ABORT_TIMEOUT_S = 5.0
 """After this time a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After this time the client may wait for a coordinator that is gone (see `bounded`): a
-new producer takes over.
+"""After this time the client may wait for a coordinator that is gone (see
+`time_limit`): a new producer takes over.
 """
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
@@ -348,21 +348,15 @@ class KafkaWriter:
         self._open = False
         self._serve()
         fatal = self._errors.fatal
-        void = self._void or bool(self._errors.transaction)
-        if self._id is not None and (
-            self._fenced or (fatal is not None and fatal.code() in FENCED)
-        ):
+        producer = self._producer
+        fenced = self._fenced or (fatal is not None and fatal.code() in FENCED)
+        if self._id is not None and fenced:
             # The producer that fenced us aborts our transaction, and may still be at
             # work: take over again with the next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
-        elif (
-            fatal is not None
-            or void
-            or self._producer is None
-            or (self._id is None and len(self._producer))
-        ):
+        elif fatal is not None or producer is None or not self._goes_on(producer):
             # If a record was lost, the broker expects its sequence number next: the
             # next transaction would fail, too. A new producer aborts the old one's
             # transaction, however far it got.
@@ -371,7 +365,7 @@ class KafkaWriter:
         elif was_open:
             try:
                 self._end(
-                    self._producer.abort_transaction,
+                    producer.abort_transaction,
                     ABORT_TIMEOUT_S,
                     f'aborting a transaction of "{self._id}"',
                 )
@@ -380,6 +374,12 @@ class KafkaWriter:
             except LogError:
                 self._discard()
                 made_again(self._start)
+
+    def _goes_on(self, producer: Producer) -> bool:
+        """Whether the next transaction may be one of this producer."""
+        if self._void or self._errors.transaction:
+            return False
+        return self._id is not None or not len(producer)
 
     def close(self) -> None:
         """Flush records outside of a transaction, abort an open transaction, close.

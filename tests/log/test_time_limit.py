@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from coopstreams.log.kafka.bounded import Bounded
+from coopstreams.log.kafka.time_limit import Bounded
 
 
 def refuse() -> None:

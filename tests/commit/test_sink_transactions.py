@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.applying import Applying
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.sink_transactions import Applying
 from coopstreams.log.log import Position
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import Columns, TopicPartition

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.packed import LEAF_BYTES, Packed
+from coopstreams.commit.packed_map import LEAF_BYTES, Packed
 from coopstreams.commit.record import (
     CommitKey,
     CommitValue,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.common.acl_errors import Login
-from coopstreams.group.hanging import (
+from coopstreams.group.missing_markers import (
     ENDED,
     ENDING,
     ONGOING,
