@@ -266,7 +266,9 @@ def _any_changelog() -> AbstractContextManager[Any]:
 def _always_sure() -> AbstractContextManager[Any]:
     """A paused process that resumes answers queries before the group has answered it."""
     return patch.object(
-        Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task
+        Serving,
+        "owns",
+        lambda self, task: self._instance.standing.tasks.get(task.id) is task,
     )
 
 
