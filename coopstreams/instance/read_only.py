@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import Backend, StoreInfo
-from coopstreams.query.local import Lookup, instance_to_ask, key_rows, reading
+from coopstreams.query.local import Lookup, Views, instance_to_ask, key_rows
 from coopstreams.query.parameters import FAR
 from coopstreams.query.problems import bad_request, not_owner
 from coopstreams.query.router import KeyLocation, locate, owner_of
@@ -43,7 +43,7 @@ class ReadOnlyStore:
         data = self._store.key.serialize(key)
         store = self._store
         at = locate(store, data) if store.kind == "global" else self._located(data)
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             wanted = [Lookup("", data, at)]
             [(*_, row)] = key_rows(self._backend, views, store, wanted)
         if row is None:
@@ -66,7 +66,7 @@ class ReadOnlyStore:
         self._expect("window", "session")
         data = self._store.key.serialize(key)
         at = self._located(data)
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             view, _ = views.of(self._store, at)
             rows = [row for _, row in rows_of(view.store, data, start_ms, end_ms)]
         assert self._store.row_key is not None

@@ -346,7 +346,8 @@ class QueryApp:
                 what = f"{request.method} {request.url.path}"
                 response = _failure(gate.error(error, what))
             response.headers[INSTANCE] = gate.here
-            gate.answered(route, response.status_code, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            gate.metrics.answered(route, response.status_code, seconds)
             return response
 
         return endpoint

@@ -2,7 +2,7 @@
 error, its count.
 
     `Access.check` -> the answer of `QueryApp` or of `KeyAnswers` -> `error`, if it failed
-    -> `answered`
+    -> `Metrics.answered`
 
 Invariant: the same request is refused for the same reason by both, an error has the
 form of `problems`, and each request is counted once.
@@ -51,10 +51,6 @@ class Gate:
             return not_running()
         log.error("%s failed", request, exc_info=raised)
         return internal(raised)
-
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self.metrics.answered(route, status, seconds)
 
 
 def not_running() -> QueryError:

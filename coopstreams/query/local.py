@@ -1,7 +1,7 @@
 """Reads the stores of this instance. Blocks on the disk: called in the server's reader
 threads.
 
-    reading -> `Views.of` a key -> its row -> owned all the time? -> JSON
+    `Views.of` a key -> its row -> owned all the time? -> JSON
 
 Invariant: after every read it is checked that the instance owned the range during the
 whole read. Only then is "not found" an answer; otherwise the answer is TASK_MOVING. A
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain, takewhile
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -131,6 +131,8 @@ class KeyRow(NamedTuple):
 class Views:
     """The views of the key ranges that are read together: each is opened once, when it
     is needed, and stays open until the end.
+
+    As a context manager it checks at the end that all ranges were owned all the time.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -189,30 +191,24 @@ class Views:
                     return f"task {view.task} was given up while it was read"
         return ""
 
+    def close(self) -> None:
+        """Close the views."""
+        self._stack.close()
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _: object) -> None:
+        """Close the views.
 
-
-@contextmanager
-def reading(backend: Backend) -> Iterator[Views]:
-    """Yield views, whose ranges are owned from their opening until the end of the block.
-
-    Raises:
-        QueryError: TASK_MOVING: one was given up. The result is void, and so is an
-        error that a closed database raised.
-    """
-    with Views(backend) as views:
-        try:
-            yield views
-        except Exception as error:
-            if lost := views.lost():
+        Raises:
+            QueryError: TASK_MOVING: a range was given up during the block. The result
+            is void, and so is an error that a closed database raised.
+        """
+        with self._stack:
+            failed = error is None or isinstance(error, Exception)
+            if failed and (lost := self.lost()):
                 raise moving(lost) from error
-            raise
-        if lost := views.lost():
-            raise moving(lost)
 
 
 def key_rows(
@@ -278,7 +274,7 @@ class LocalReader:
             return self._versions(query, wanted)
         if query.what != "keys":
             return self._timed(query, wanted)
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             (found,) = key_rows(self._backend, views, query.store, [wanted])
         return found.body()
 
@@ -288,7 +284,7 @@ class LocalReader:
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
         """
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             found = key_rows(self._backend, views, store, wanted)
         return [row.entry() for row in found]
 
@@ -300,7 +296,7 @@ class LocalReader:
         large.
         """
         store = query.store
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             view, about = views.of(store, wanted.at)
             found, more = _first(
                 rows_of(view.store, wanted.key, *query.times), query.limit
@@ -342,7 +338,7 @@ class LocalReader:
             )
 
         where = _where(store, wanted.text)
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             view, about = views.of(store, wanted.at)
             oldest = known_since(view)
             while True:
@@ -388,7 +384,7 @@ class LocalReader:
             table = global_table(self._backend, store)
             stored = ((row.key, 0, row) for row in rows(table, store.kind, 0, query))
             return _collected(store, query, timeout_s, stored)
-        with reading(self._backend) as views:
+        with Views(self._backend) as views:
             opened, closed = views.all_of(store.name)
             scans = (_scan(view, store, query) for view in opened)
             found = in_order(scans, query.reverse)
@@ -415,7 +411,7 @@ class LocalReader:
                 table = self._backend.global_view(name)
                 sizes[name] = 0 if table is None else table.approximate_count()
                 continue
-            with reading(self._backend) as views:
+            with Views(self._backend) as views:
                 opened, _ = views.all_of(name)
                 sizes[name] = sum(view.store.approximate_count() for view in opened)
         return sizes

@@ -20,7 +20,7 @@ from typing import Any
 
 from coopstreams.instance.serving import Serving
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.local import instance_to_ask, reading
+from coopstreams.query.local import Views, instance_to_ask
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.peers import APPLICATION, GENERATION, TARGET, check_hop
 from coopstreams.query.problems import moving
@@ -141,7 +141,7 @@ class Queries:
     ) -> Told | None:
         process.reads += 1
         try:
-            with reading(_serving(process)) as views:
+            with Views(_serving(process)) as views:
                 view, _ = views.of(store, at)
                 process.machine.sleep(self._random.expovariate(1 / READ_S))
                 row = view.store.get(stored)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -62,7 +63,7 @@ class KeyAnswers:
         answers.
         """
         began = time.monotonic()
-        with Views(self._gate.backend) as views:
+        with closing(Views(self._gate.backend)) as views:
             found = [
                 self._found(target, authorization, views)
                 for target, authorization, _ in requests
@@ -147,7 +148,7 @@ class KeyAnswers:
             body = body_of(error)
             headers = headers_of(error).items()
             more = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        self._gate.answered(_route_of(target), status, seconds)
+        self._gate.metrics.answered(_route_of(target), status, seconds)
         head = (
             f"HTTP/1.1 {_STATUS[status]}\r\ndate: {_date(int(time.time()))}\r\n"
             f"content-length: {len(body)}\r\n{more}content-type: {JSON}\r\n"
