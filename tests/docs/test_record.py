@@ -30,7 +30,7 @@ from tests.docs.pages import ROOT, blocks, links, prose
 
 RECORD = ROOT / "docs" / "internals" / "record.md"
 EXAMPLE = ROOT / "examples" / "word_count.py"
-BEFORE_RECORDS = {"compile_subtopology", "Compiler.forward", "aggregate"}
+BEFORE_RECORDS = {"compile_subtopology", "Body.forward", "aggregate"}
 RECORDS = 1000
 
 
