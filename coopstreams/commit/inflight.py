@@ -6,27 +6,13 @@ range, a task with asynchronous calls one for each source partition.
                          ^       ^                key range
                      position   next
 
-Everything below `next` is done, except the records that are handed out and not done. So
-only these *missing* offsets are stored. The done runs above the position are the gaps
-between missing offsets; offsets of other key ranges do not break a run. (If every
-second record of a partition belongs to this key range, a consumer commits one run,
-where the proposal counts a range per record.)
-
-An earlier owner may have done more in one part of the range than in another: the
-segments that were found at opening. They are kept until everything that they cover has
-been passed, and records that they cover are not handed out. Until then a missing record
-breaks the runs of its own part only, so that a commit has one run for each missing
-record, and not one for each missing record and part (64 parts and 10,000 records that
-wait were 1.25 MB).
-
-Records that are done in the order of their offsets (`in_order`) need no done runs: then
-the position says all, and the gaps between missing offsets have records of other key
-ranges, transaction markers, or nothing.
+Only the *missing* offsets are stored: handed out, and not done. The done runs above the
+position are the gaps between them.
 
 Invariant: a commit covers no record that is handed out and not done; of the records
-that one commit covers, every later one covers all. Turned down: storing the done
-offsets (a million finished records behind one slow one are a million entries; missing
-is one).
+that one commit covers, every later one covers all.
+Why, also where earlier owners have done parts: docs/internals/positions.md, "Records
+done out of order".
 """
 
 from __future__ import annotations

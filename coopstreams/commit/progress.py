@@ -1,25 +1,11 @@
 """The progress of one task, the records of a batch that it still has to process, and
 the commit of several tasks.
 
-Records that are done out of order are counted by `inflight.InFlight`: a consumer notes
-the segments with `stand`, a task with asynchronous calls has them asked for (`follow`).
-
 A task opens with segments (`view.PartitionStart`): after a merge of ranges, parts of
 its range may be further than others. The reader begins at the lowest position; `unseen`
-drops the records that are done already; once the reader is past the highest position,
-there is one segment and `unseen` costs one comparison.
+drops the records that are done already. `plan` turns the tasks of one stream thread
+into one commit: records first, then the offsets of the fence.
 
-`plan` turns the tasks of one stream thread into one commit: records first, then the
-offsets of the fence.
-
-A task writes one individual commit for each source. Where its range was merged of many
-that stood before records which wait for calls, their done runs together may not fit one
-record of Kafka: then it writes one for each piece of its range, as many as they need
-(`pieces`). The rule resolves hashes, so pieces are like tasks of their own, at one
-term.
-
-Invariant: the pieces of a task never change, so that each key of the commit topic has
-one writer for ever.
 Invariant: a record is handed to the program exactly once between opening and closing,
 however often the reader goes back below it. After any doubt about a commit, `Progress`
 is discarded and opened again from the log: what was staged may or may not have counted.
@@ -119,7 +105,9 @@ class _SourcePosition:
 
     term: int
     pieces: tuple[KeyRange, ...]
-    """The key ranges of its individual commits: they tile the range of the task."""
+    """The key ranges of its individual commits: they tile the range of the task, and
+    never change, so that each key of the commit topic has one writer for ever.
+    """
     claim: bool
     """See `PartitionStart.claim`."""
     begins: bool
@@ -566,7 +554,10 @@ def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange,
     """Return the key ranges whose individual commits have `MOST_RUNS` at most, as few
     as possible.
 
-    A segment is not cut: one task has found or done what is in it.
+    Where a range was merged of many that stood before records which wait for calls,
+    their done runs together may not fit one record of Kafka. The rule resolves hashes,
+    so pieces are like tasks of their own, at one term. A segment is not cut: one task
+    has found or done what is in it.
     """
     starts = [key_range.start]
     runs = 0

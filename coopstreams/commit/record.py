@@ -12,32 +12,11 @@ generation, the value the positions:
     numbers of fixed width are big-endian. Segments tile the key's range. Each of the m
     runs begins `gap` after the end of the one before (the first: after the position).
 
-A key of any version begins with version and group, so a group can tell its own records
-from those of other groups. The generation is that in which the task was opened. It is
-in the key because, under at-least-once, two openers of the same range may choose the
-same term (the first one stalled before its claim): with equal keys the late claim of
-the first would overwrite the commits of the second. In the key of a reset it says
-whether the topic is made anew after it (`MADE_ANEW`). Each segment carries the
-partition's stream time at its position, so that windows close alike wherever the task
-goes on; and the times of the operators that not every record reaches, if there are any.
+A plain offset carries the metadata `ic <stream time> <term> [<beside>]
+[<operator>:<time> ...]`; an operator 0 stands for the source topic.
 
-A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a
-task that owns the whole hash space. If it does not hold the whole
-progress, a fourth word names the highest term of an individual commit beside it. A
-group without a commit of that term has lost commits. Operator times follow as words
-`<operator>:<time>`.
-
-Both name the source topic by its id, because positions mean nothing in another topic of
-that name. The metadata of an individual commit is the id in an application's; in a
-consumer's, and in that of a reset, the id, a NUL and the user's text. A plain offset
-has a number made of the id as the time of an operator 0, which no topology has: a
-version that does not know it carries it along unused.
-
-Invariant: a key has one writer for ever; its positions only grow. Turned down: one
-record per run, as the proposal has it (a commit would need an id and a count to be
-atomic, and a tombstone per absorbed run).
-Source: the proposal's individual commits (docs/proposals.md), with one record for all
-runs of a commit.
+Invariant: a key has one writer for ever; its positions only grow.
+What each field is for: docs/internals/positions.md, "What is stored".
 """
 
 from __future__ import annotations
