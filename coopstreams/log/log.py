@@ -355,7 +355,7 @@ class Log(Protocol):
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End hanging transactions of unused transactional ids in these topics
-        (`group.hanging`).
+        (`group.missing_markers`).
 
         Raises:
             LogError: retryable: not all brokers answered in time. Not retryable: this

@@ -466,7 +466,7 @@ class KafkaWriter:
 
     def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
         """Commit or abort; wait for every partition if the coordinator may skip one
-        (see `group.hanging`).
+        (see `group.missing_markers`).
         """
         assert self._id is not None
         transactions = self._transactions()
