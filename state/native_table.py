@@ -61,12 +61,14 @@ class NativeRows(Protocol):
         drops_null_values: bool = False,
         headers: Sequence[Headers | tuple[()]] | None = None,
         updates: bool = False,
+        births: Int64s | None = None,
     ) -> Added:
         """Add records to their rows, in order.
 
         `before`: for each, the operator time before it. `load` returns timestamp (8
         bytes) and value of a place, or None. `headers`: for each, the headers to keep
-        with its rows.
+        with its rows. `births`: for each, the time by which it is late, on a clock
+        (`timed_topics`).
         """
         ...
 

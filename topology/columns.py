@@ -71,6 +71,10 @@ class Columns:
     """Where tasks share the partition: one column for each operator time of the
     program, with its value before each record; see `operator_time`.
     """
+    births: Int64s | None = None
+    """The birth of each record of a timed topic; None: all are the timestamps. See
+    `timed_topics`.
+    """
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -95,6 +99,7 @@ class Columns:
             timestamps if ascending else self.stream_times[start:stop],
             None if self.headers is None else self.headers[start:stop],
             [operator_time[start:stop] for operator_time in self.operator_times],
+            None if self.births is None else self.births[start:stop],
         )
 
     def pick(self, indexes: list[int]) -> Columns:
@@ -118,6 +123,7 @@ class Columns:
             timestamps if ascending else cells(self.stream_times),
             headers if headers is not None and any(headers) else None,
             list(map(cells, self.operator_times)),
+            None if self.births is None else cells(self.births),
         )
 
 
@@ -142,6 +148,11 @@ def joined(some: Iterable[Columns]) -> Columns:
         headers = []
         for part in parts:
             headers += part.headers or nothing * len(part)
+    births: list[int] | None = None
+    if any(part.births is not None for part in parts):
+        births = []
+        for part in parts:
+            births += part.timestamps if part.births is None else part.births
     operator_times = zip(*(part.operator_times for part in parts), strict=True)
     return Columns(
         chained("keys"),
@@ -151,4 +162,5 @@ def joined(some: Iterable[Columns]) -> Columns:
         chained("stream_times"),
         headers,
         [list(chain.from_iterable(columns)) for columns in operator_times],
+        births,
     )

@@ -192,6 +192,10 @@ class Progress:
         """The topic ids that go into the commits, by topic name; a topic without an
         entry goes without.
         """
+        self.tells_times = False
+        """Whether each commit is an individual one, because other members ask for the
+        times in it (`promises`).
+        """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
         self._sources = {
@@ -376,7 +380,7 @@ class Progress:
         is processed): return the inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
-        if self.metadata or self.author.alone:
+        if self.metadata or self.author.alone or self.tells_times:
             needed = True
         elif claim:
             needed = source.claim

@@ -190,6 +190,18 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Whether partitions are split, too, whose records go through a repartition topic into windows or other state "
         "that expires. Ranges that read a backlog at different speeds make each other's records late there.",
     ),
+    "repartition.idle.ms": (
+        integer(1),
+        5000,
+        "Silence of a source partition in front of a repartition topic with windows behind it, after which the others' "
+        "time counts for it, too: records that come later may be late.",
+    ),
+    "time.mark.interval.ms": (
+        integer(0),
+        200,
+        "Least time between two marks by which a task tells the readers of a repartition topic in front of windows "
+        "how far its time has come.",
+    ),
     "processing.guarantee": (
         one_of(AT_LEAST_ONCE, EXACTLY_ONCE),
         AT_LEAST_ONCE,

@@ -26,6 +26,7 @@ from coopstreams.group.coordinator_interface import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.restrictions import Restrictions
+from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import Standing
 from coopstreams.instance.twins import twins
@@ -112,6 +113,7 @@ class Components:
     misplaced: Misplaced = field(default_factory=Misplaced, init=False)
     deployed: LastVersion
     restrictions: Restrictions = field(init=False)
+    source_times: SourceTimes = field(init=False)
     tracing: Callable[[TaskId], RecordSpans] | None = field(init=False)
     """Makes the spans of a task; None: nothing is traced."""
     _closing: ExitStack
@@ -217,6 +219,12 @@ class Components:
             self.watching, lambda: self.resolved, self.host
         )
         self._closing.callback(self.restrictions.close)
+        self.source_times = SourceTimes(
+            self.follower,
+            lambda: self.resolved,
+            self.config["repartition.idle.ms"],
+            self.host,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -272,6 +280,12 @@ class Components:
             ),
             None,
         )
+
+    def writers_of(self, topic: str) -> int | None:
+        """Return the number of source partitions of the writers of a timed topic; None:
+        it is none.
+        """
+        return self.resolved.writers.get(topic)
 
     def transactional_id(self, thread: int) -> str:
         """Return the transactional id of a stream thread: the same after a restart on

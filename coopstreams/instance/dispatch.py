@@ -24,6 +24,7 @@ from threading import get_ident
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.instance.source_times import SourceTimes
 from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
 from coopstreams.tasks.failure_handlers import place_in
 from coopstreams.tasks.silence import Silence
@@ -58,6 +59,8 @@ class _Route:
     """The next offset to send to the task; the task drops records below it that come
     again.
     """
+    promised: dict[str, int] = field(default_factory=dict)
+    """The times that the task was told to promise, by timed topic."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,10 @@ class _Partition:
     """The average size of a record in the last batch."""
     silence: Silence | None = None
     """The silence of the partition; None: its stream time advances with records only.
+    """
+    silent_since: float | None = None
+    """Since when nothing has come of the partition, which was read to its end; None:
+    something has, or it was not.
     """
 
 
@@ -105,6 +112,8 @@ class Dispatcher:
         reader: Reader,
         timestamp_of: Callable[[str], TimestampColumn | None],
         operator_times_of: Callable[[str], OperatorTimeColumns | None],
+        writers_of: Callable[[str], int | None],
+        source_times: SourceTimes | None,
         most_bytes: int,
         metrics: Metrics,
         host: Host = SYSTEM,
@@ -113,6 +122,8 @@ class Dispatcher:
         self._host = host
         self._timestamp_of = timestamp_of
         self._operator_times_of = operator_times_of
+        self._writers_of = writers_of
+        self._source_times = source_times
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
@@ -165,6 +176,7 @@ class Dispatcher:
         `timeout_s` at most, or until `wake`.
         """
         self._hold()
+        self._promise()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
         wait_s = min(
@@ -177,7 +189,11 @@ class Dispatcher:
             if partition is None:
                 continue
             if partition.silence is not None:
-                partition.silence.heard(batch, self._host.now())
+                partition.silence.heard(batch, read_at)
+            if batch.busy or not batch.at_end:
+                partition.silent_since = None
+            elif partition.silent_since is None:
+                partition.silent_since = read_at
             partition.at = Position(batch.next_offset, batch.stream_time)
             partition.at_end = batch.at_end
             self._read[batch.partition] = _Read.of(partition)
@@ -269,6 +285,7 @@ class Dispatcher:
             if partition.at is None or first.offset != partition.at.offset:
                 partition.at = first
                 partition.at_end = False
+                partition.silent_since = None
                 if partition.silence is not None:
                     partition.silence.broken()
         self._read = {at: _Read.of(each) for at, each in self._partitions.items()}
@@ -303,6 +320,7 @@ class Dispatcher:
                 operator_times,
                 time_marks=marked,
                 advances=advances,
+                writers=self._writers_of(source.topic),
             )
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
@@ -356,6 +374,37 @@ class Dispatcher:
             if (due_s := partition.silence.due_in(now)) is not None:
                 next_s = min(next_s, due_s)
         return next_s
+
+    def _promise(self) -> None:
+        """Have tasks promise the others' time where all of their sources are silent."""
+        times = self._source_times
+        if times is None:
+            return
+        timed = [
+            (source, partition, route)
+            for source, partition in self._partitions.items()
+            for route in partition.routes
+            if route.task.promises
+        ]
+        times.look({route.task.id.subtopology for _, _, route in timed})
+        silent_before = self._host.now() - times.idle_s
+        for source, partition, route in timed:
+            if partition.at is None or not all(
+                self._is_silent(each, silent_before) for each in route.task.sources
+            ):
+                continue
+            new = {
+                topic: time
+                for topic, time in times.promised(route.task.id).items()
+                if time > route.promised.get(topic, NO_STREAM_TIME)
+            }
+            if new:
+                route.promised |= new
+                route.thread.promise(route.task, source, partition.at.offset, new)
+
+    def _is_silent(self, source: TopicPartition, since: float) -> bool:
+        began = self._partitions[source].silent_since
+        return began is not None and began <= since
 
     def _hold(self) -> None:
         for source, partition in self._partitions.items():

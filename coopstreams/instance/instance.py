@@ -135,6 +135,8 @@ class Instance:
             components.log.reader(),
             components.timestamp_of,
             components.operator_times_of,
+            components.writers_of,
+            components.source_times,
             components.config["max.bytes.key.range.cache"],
             components.metrics,
             self._host,

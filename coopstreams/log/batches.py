@@ -20,6 +20,7 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Protocol, TypeAlias
 
+from coopstreams.log.clocks import Clock, clock_marks_in
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
 from coopstreams.topology.columns import (
@@ -31,6 +32,7 @@ from coopstreams.topology.columns import (
     TopicPartition,
     joined,
 )
+from coopstreams.topology.compile.births import births_in
 from coopstreams.topology.compile.operator_time import (
     OperatorTimeColumns,
     before_and_after,
@@ -79,6 +81,7 @@ class Routes:
         "_router",
         "_suffix",
         "advances",
+        "clock",
         "keep_marks",
         "now",
         "time_marks",
@@ -96,13 +99,15 @@ class Routes:
         keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
+        clock: Clock | None = None,
         router: MakeRouter | None = None,
     ) -> None:
         """Cut the hash space. `time_marks`: whether they advance time. `keep_marks`:
         whether they are records as others. `router`: cuts batches; None: pure Python.
 
         `suffix`: the number of bytes at the end of each key that are not hashed.
-        `advances`: whether batches say where stream time advanced.
+        `advances`: whether batches say where stream time advanced. `clock`: that of a
+        timed topic, which is all of its operator times.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -112,6 +117,7 @@ class Routes:
                 "a route needs at least one key range; a partition without key ranges must not be assigned"
             )
         self.timestamps = timestamps
+        self.clock = clock
         self.time_marks = time_marks
         self.keep_marks = keep_marks
         self.whole = len(ranges) == 1 and ranges[0].is_whole
@@ -180,6 +186,14 @@ class Routes:
         columns.operator_times = [before for before, _ in both]
         self.now = [after for _, after in both]
 
+    def tell_clock(self, columns: Columns) -> None:
+        """Set the columns of operator times on records between two marks."""
+        assert self._operator_times is not None
+        assert self.clock is not None
+        count = len(self._operator_times(NO_RECORDS))
+        self.now = [self.clock.now] * count
+        columns.operator_times = [[self.clock.now] * len(columns)] * count
+
     def reach(self, stream_time: int) -> None:
         """Advance all operator times: a time mark reaches every operator."""
         if self._operator_times is not None:
@@ -233,9 +247,9 @@ def make_batches(
     steps: list[tuple[int, int]] | None = (
         [] if routes is not None and routes.advances else None
     )
-    kept = routes is not None and routes.keep_marks
-    marks = [] if kept else marks_in(columns)
-    if marks:
+    if routes is not None and routes.clock is not None:
+        columns, before = _clocked(partition, columns, routes, routes.clock, before)
+    elif marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
         columns, before = _without_marks(
             partition, columns, routes, before, steps, marks
         )
@@ -285,6 +299,35 @@ def _without_marks(
     parts.append(columns.slice(start, len(columns)))
     before = _tell_time(partition, parts[-1], routes, before, steps)
     return joined(parts), before
+
+
+def _clocked(
+    partition: TopicPartition,
+    columns: Columns,
+    routes: Routes,
+    clock: Clock,
+    before: int,
+) -> tuple[Columns, int]:
+    """Return the records of a timed topic without its marks, each with its birth and the
+    clock in front of it; and the stream time after them.
+    """
+    parts = list[Columns]()
+    start = 0
+    marks = clock_marks_in(columns)
+    births, headers = births_in(columns.headers, columns.timestamps)
+    columns = replace(columns, stream_times=(), births=births, headers=headers)
+    for end, mark in (*marks, (len(columns), None)):
+        part = columns.slice(start, end)
+        before = _tell_time(partition, part, None, before, None)
+        routes.tell_clock(part)
+        parts.append(part)
+        if mark is not None:
+            clock.hear(mark)
+        start = end + 1
+    records = joined(parts)
+    if records.headers is not None and not any(records.headers):
+        records.headers = None  # only marks had some
+    return records, before
 
 
 def _tell_time(

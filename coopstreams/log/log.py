@@ -12,6 +12,7 @@ call a `Log` itself.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
@@ -86,6 +87,23 @@ class RecordBatch:
             advances=(*before.advances, *self.advances),
         )
 
+    def reached(self, offset: int, times: Sequence[int]) -> RecordBatch:
+        """Return this batch with operator times that hold from an offset on, which lies
+        below `next_offset`.
+        """
+        columns = self.columns
+        begin = bisect_left(columns.offsets, offset)
+        if len(columns):
+            raised = [
+                [*of[:begin], *(max(time, least) for time in of[begin:])]
+                for of, least in zip(columns.operator_times, times, strict=True)
+            ]
+            columns = replace(columns, operator_times=raised)
+        after = self.operator_times or [NO_STREAM_TIME] * len(times)
+        return replace(
+            self, columns=columns, operator_times=list(map(max, after, times))
+        )
+
     @staticmethod
     def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
         """Return a batch without records that marks the end of a partition at this
@@ -136,6 +154,7 @@ class Reader(Protocol):
         keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
+        writers: int | None = None,
     ) -> None:
         """Give each record to the slot (index) of the range with its key hash; drop
         records outside of all ranges.
@@ -150,7 +169,9 @@ class Reader(Protocol):
         `keep_marks` they are returned as any other record (without routes they are
         dropped, too). The last `suffix` bytes of each key are not hashed: those of a
         changelog that a store adds to the plain key. `advances`: batches say at which
-        records or time marks, of any key range, stream time advanced.
+        records or time marks, of any key range, stream time advanced. `writers`: of a
+        timed topic, the number of its writers' source partitions (`clocks`): records
+        have births, and all operator times are the clock.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:

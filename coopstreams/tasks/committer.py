@@ -42,6 +42,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
+from coopstreams.log.clocks import Mark
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.layout import changelog_suffix_bytes
 from coopstreams.state.task_state import ChangelogBatch
@@ -130,6 +131,7 @@ class Committer:
         self._follower = follower
         self._metrics = metrics
         self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._mark_interval_s = config["time.mark.interval.ms"] / 1000
         self._refusals = refusals
         self.careful = False
         """Whether each output of this interval is checked against its topic's settings:
@@ -338,7 +340,9 @@ class Committer:
         self.asking.begin("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
-            self._flush()  # outputs and changelogs are in the log before the positions
+            # outputs and changelogs are in the log before the positions and the marks
+            self._flush()
+        self._write_marks(tasks)
         self._write_plan(commit)
         self._flush()
         # Before the fence: after it, these offsets may lie behind records of a
@@ -452,6 +456,7 @@ class Committer:
             if task in self.interval.tasks
             or task.progress.moved
             or task.progress.mirror_due(self._follower)
+            or self._marks_of(task)
         }
         return [task for task in tasks if task_partition_of(task.id) in partitions]
 
@@ -616,6 +621,36 @@ class Committer:
             raise MembershipLostError(
                 f"group {self._follower.group} has not answered this process lately; another member may have its tasks"
             )
+
+    def _marks_of(self, task: Task) -> dict[str, int]:
+        """Return the time marks of a task that are due, by topic."""
+        if not task.timed:
+            return {}
+        times = task.program.marks()
+        return task.marks.due(times, self._host.now(), self._mark_interval_s)
+
+    def _write_marks(self, tasks: Sequence[Task]) -> None:
+        """Write the time marks that are due to each partition of their topics: behind
+        all that these tasks have written.
+
+        A topic may refuse timestamps in the future, so the record's own is never later
+        than now.
+        """
+        for task in tasks:
+            marks = self._marks_of(task)
+            task.marks.stage(marks, self._host.now())
+            for topic, stream_time in marks.items():
+                mark = Mark.of(task.id.partition, task.id.key_range, stream_time)
+                count = task.program.partitions(topic)
+                at = max(0, min(stream_time, self._host.wall_ms()))
+                self._append(
+                    topic,
+                    [None] * count,
+                    [None] * count,
+                    [at] * count,
+                    partitions=list(range(count)),
+                    headers=[mark.headers] * count,
+                )
 
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:

@@ -24,6 +24,7 @@ from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.subtopologies import before_windows
+from coopstreams.topology.graph.timed_topics import writers_of
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.task_id import TaskId
 
@@ -39,6 +40,8 @@ class ResolvedTopology:
     """The sub-topologies as this member announces them to the group, if nothing
     restricts them.
     """
+    writers: Mapping[str, int] = field(default_factory=dict)
+    """Each timed topic, with the number of its writers' source partitions."""
     before_windows: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """The sub-topologies that `ranges.before.windows` keeps from being cut, with the
     stores that they feed.
@@ -99,8 +102,9 @@ def compiled(
         part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops)
         for part in parts
     }
+    writers = writers_of(parts, topics.tasks)
     feeding = {} if config["ranges.before.windows"] else before_windows(parts)
-    return ResolvedTopology(topology, topics, programs, announced, feeding)
+    return ResolvedTopology(topology, topics, programs, announced, writers, feeding)
 
 
 def reset_of(source: Source, config: Config) -> str:

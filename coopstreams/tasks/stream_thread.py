@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,6 +99,18 @@ class TimeMark:
 
 
 @dataclass(frozen=True, slots=True)
+class Promised:
+    """The times that a task promises to the readers of timed topics, by topic: its
+    source is silent, and was read up to `end`.
+    """
+
+    task: Task
+    source: TopicPartition
+    end: int
+    times: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class CallsEnded:
     """Calls of asynchronous operators have ended, for which a task waits."""
 
@@ -143,6 +155,7 @@ Message: TypeAlias = (
     | Records
     | Moved
     | TimeMark
+    | Promised
     | CallsEnded
     | Turn
     | Leaving
@@ -268,6 +281,12 @@ class StreamThread:
         commit.
         """
         self._inbox.put(TimeMark(task, source, stream_time))
+
+    def promise(
+        self, task: Task, source: TopicPartition, end: int, times: Mapping[str, int]
+    ) -> None:
+        """Promise times for all that will still come of a silent source."""
+        self._inbox.put(Promised(task, source, end, times))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before;
@@ -416,10 +435,8 @@ class StreamThread:
             case Moved(task):
                 self._forget(message)
                 self._process(task, message.batch)
-            case TimeMark(task, source, stream_time):
-                if not task.closed and not task.leaving:
-                    self.committer.begin(task)
-                    self.committer.mark_time(task, source, stream_time)
+            case TimeMark() | Promised():
+                self._advance_time(message)
             case CallsEnded(task):
                 self._step(task)
             case Turn(task):
@@ -429,6 +446,19 @@ class StreamThread:
             case Resumed():
                 for task in list(self._tasks):
                     self._step(task)
+
+    def _advance_time(self, message: TimeMark | Promised) -> None:
+        """Advance the time of a silent source: of its topic, or of what a task writes."""
+        task = message.task
+        if task.closed or task.leaving:
+            return
+        if isinstance(message, TimeMark):
+            self.committer.begin(task)
+            self.committer.mark_time(task, message.source, message.stream_time)
+        elif task.progress.position(message.source).offset >= message.end:
+            # Nothing that was delivered before waits any more.
+            self.committer.begin(task)
+            task.program.promise(message.source, message.times)
 
     def _wake(self) -> None:
         """End idling; keep the next commit on the grid of intervals that it would have

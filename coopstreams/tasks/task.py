@@ -27,6 +27,7 @@ from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
+from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import (
@@ -231,6 +232,12 @@ class Task:
             # Windows close as they would have for the previous owner.
             self.program.resume(source, start.stream_time, start.operator_times)
         self.queues = SourceQueues(positions, settings.max_idle_ms)
+        self._reached_later = {
+            source: ahead
+            for source in (opened.sources if program.timed_sinks else ())
+            if (ahead := self._times_ahead(source))
+        }
+        """The times that parts of the range have reached at later offsets."""
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
@@ -256,6 +263,12 @@ class Task:
                 self._on_failure,
             )
         self.idle_ms = program.idle_ms
+        self.marks = MarkSchedule()
+        self.timed = bool(program.timed_sinks)
+        """Whether it writes to timed topics."""
+        self.promises = self.timed and not program.clocked
+        """Whether it promises times where its sources are silent."""
+        self.progress.tells_times = self.promises
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
         self._sinks = {
@@ -312,8 +325,41 @@ class Task:
         """
         self.program.begin()
 
+    def _times_ahead(self, source: TopicPartition) -> list[tuple[int, list[int]]]:
+        """Return the operator times of the parts of the range that stand further than
+        others, by their offsets.
+
+        They may hold a promise (`promises`), which the records do not tell.
+        """
+        lowest = self.progress.lowest(source).position
+        return [
+            (
+                part.position,
+                self.program.resumed(source, part.stream_time, part.operator_times),
+            )
+            for part in self.progress.segments(source)
+            if part.position > lowest
+        ]
+
+    def _with_times_ahead(self, batch: RecordBatch) -> RecordBatch:
+        """Return a batch with the times that parts of the range had reached before."""
+        source = batch.partition
+        left: list[tuple[int, list[int]]] = []
+        for offset, times in self._reached_later[source]:
+            if batch.next_offset <= offset:
+                left.append((offset, times))
+            else:
+                batch = batch.reached(offset, times)
+        if left:
+            self._reached_later[source] = left
+        else:
+            del self._reached_later[source]
+        return batch
+
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader."""
+        if batch.partition in self._reached_later:
+            batch = self._with_times_ahead(batch)
         self.program.foresee(batch.partition.topic, batch.advances)
         self.queues.add(batch)
 
@@ -628,6 +674,7 @@ class Task:
             true_ms,
         )
         self.progress.committed()
+        self.marks.committed()
 
     def close(self) -> None:
         """Cancel its calls and close its processors."""

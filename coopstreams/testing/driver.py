@@ -31,6 +31,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
+from coopstreams.log.clocks import Mark
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -79,6 +80,7 @@ from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.timed_topics import writers_of
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic
@@ -172,6 +174,8 @@ class TopologyTestDriver:
         self._dropped_before: Counter[tuple[str, str]] = Counter()
         self._ranges = KeyRange.split(ranges)
         self._partitions: dict[str, int] = {}
+        self._writers: dict[str, int] = {}
+        """The timed topics, with the number of their writers' source partitions."""
         self._begin()
 
     def __enter__(self) -> TopologyTestDriver:
@@ -482,6 +486,8 @@ class TopologyTestDriver:
             or source.topic in self._global_tables
             or tasks[0].calls is not None
             or source.topic in tasks[0].idle_ms
+            or tasks[0].timed
+            or source.topic in self._writers
         )
 
     def _begin(self, *topics: str) -> None:
@@ -490,6 +496,7 @@ class TopologyTestDriver:
         """
         self._land()
         counts = self._create_topics(topics)
+        self._writers = writers_of(self.topology.subtopologies, counts)
         read = set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
@@ -689,6 +696,8 @@ class TopologyTestDriver:
             else None
         )
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
+        if program.clocked:
+            self._silences.expect_marks(source)
         timestamps = program.timestamp_of.get(source.topic)
         self._reader.route(
             source,
@@ -697,6 +706,7 @@ class TopologyTestDriver:
             operator_times,
             time_marks=marked,
             advances=program.foresees,
+            writers=self._writers.get(source.topic),
         )
 
     def _all_tasks(self) -> Iterator[Task]:
@@ -793,7 +803,28 @@ class TopologyTestDriver:
             self._changed_rows.check(lambda: _with_record(source, until - 1))
         finally:
             self._collect()
+        self._mark_time(tasks)
         return moved
+
+    def _mark_time(self, tasks: Sequence[Task]) -> None:
+        """Append the time marks of tasks whose times have advanced."""
+        for task in tasks:
+            if not task.timed:
+                continue
+            due = task.marks.due(task.program.marks(), 0.0, 0.0)
+            task.marks.stage(due, 0.0)
+            task.marks.committed()
+            for topic, time in due.items():
+                mark = Mark.of(task.id.partition, task.id.key_range, time)
+                for partition in range(self._partitions[topic]):
+                    self._append(
+                        topic,
+                        [None],
+                        [None],
+                        [time],
+                        partitions=[partition],
+                        headers=[mark.headers],
+                    )
 
     @contextmanager
     def _collecting(self, when: str) -> Iterator[None]:

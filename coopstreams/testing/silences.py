@@ -19,6 +19,8 @@ class Silences:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._of: dict[TopicPartition, Silence] = {}
+        self._clocked: set[TopicPartition] = set()
+        """The partitions of timed topics."""
         self._marked: set[TopicPartition] = set()
         """The partitions of which a time mark was heard last, not a record."""
 
@@ -28,14 +30,19 @@ class Silences:
             self._of.setdefault(source, Silence(idle_ms))
         return idle_ms is not None
 
+    def expect_marks(self, source: TopicPartition) -> None:
+        """Listen to a partition of a timed topic, to which tasks write marks."""
+        self._clocked.add(source)
+
     def heard(self, batch: RecordBatch, now_ms: int) -> bool:
         """Note the result of a fetch; return whether it had no record, and the
         partition has marks.
         """
         silence = self._of.get(batch.partition)
-        if silence is None:
+        if silence is not None:
+            silence.heard(batch, now_ms / 1000)
+        elif batch.partition not in self._clocked:
             return False
-        silence.heard(batch, now_ms / 1000)
         if batch.busy:
             self._marked.discard(batch.partition)
         else:

@@ -82,13 +82,14 @@ impl Rows {
     }
 
     /// Add records, in order. `values` are bytes or objects; without `drops_null_values` they are not looked at in a count.
-    /// `before`: for each record, an operator time that others have reached before it. `load(place)` returns the stored timestamp
+    /// `before`: for each record, an operator time that others have reached before it. `births`: by which records are late, on
+    /// a clock that only `before` advances; None: the records' timestamps are their time. `load(place)` returns the stored timestamp
     /// and value of a row that is not in the buffer, or None.
     #[allow(
         clippy::too_many_arguments,
         reason = "the columns of a batch, and what belongs to all of it"
     )]
-    #[pyo3(signature = (keys, values, timestamps, before, operator_time, load, reduce, *, drops_null_values=false, headers=None, updates=false))]
+    #[pyo3(signature = (keys, values, timestamps, before, operator_time, load, reduce, *, drops_null_values=false, headers=None, updates=false, births=None))]
     fn add<'py>(
         &mut self,
         py: Python<'py>,
@@ -102,16 +103,22 @@ impl Rows {
         drops_null_values: bool,
         headers: Option<&Bound<'py, PyAny>>,
         updates: bool,
+        births: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Added<'py>> {
         let keys = Column::of(keys)?;
         let values = values.map(Column::of).transpose()?;
         let timestamps = Column::of(timestamps)?;
         let before = before.map(Column::of).transpose()?;
         let headers = headers.map(Column::of).transpose()?;
-        if [Some(&timestamps), values.as_ref(), before.as_ref(), headers.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(|column| column.len() != keys.len())
+        let births = births.map(Column::of).transpose()?;
+        let columns = [
+            Some(&timestamps),
+            values.as_ref(),
+            before.as_ref(),
+            headers.as_ref(),
+            births.as_ref(),
+        ];
+        if columns.into_iter().flatten().any(|column| column.len() != keys.len())
             || (values.is_none() && !self.numbers.is_count())
         {
             return Err(PyValueError::new_err("columns of one length"));
@@ -154,12 +161,18 @@ impl Rows {
                 self.change(py, &at, load, reduce, &mut errors, out.as_mut())?;
                 continue;
             };
-            now = now.max(timestamp);
+            let born = match &births {
+                Some(births) => now.max(births.get(i)?.extract()?),
+                None => {
+                    now = now.max(timestamp);
+                    now
+                }
+            };
             let (size, advance, grace) = (windows.size, windows.advance, windows.grace);
             let mut start = windows.first(timestamp);
             while let Some(begin) = start {
                 let closes = begin.checked_add(size).and_then(|end| end.checked_add(grace));
-                if closes.is_some_and(|closes| closes <= now) {
+                if closes.is_some_and(|closes| closes <= born) {
                     late += 1;
                 } else {
                     at.start = Some(begin);

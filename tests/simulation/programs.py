@@ -133,6 +133,10 @@ _IN_TURN = {IDLE: 60_000}
 """A paused process may get one topic long before the other. Where pairs are kept only
 for seconds, it must wait for both topics, or their order is undefined.
 """
+_ALL_SPEAK = {"repartition.idle.ms": 1_000_000_000}
+"""No partition counts as silent, however long a process stands still: what is late
+follows from the records alone.
+"""
 _CALLS: Mapping[str, topologies.Asked] = {
     "in order": topologies.in_order,
     "one at a time": partial(topologies.in_order, most=1),
@@ -285,6 +289,43 @@ PROGRAMS = {
     ),
     "windows behind a repartition": Program(
         topologies.windows_elsewhere, _LATE, Counted, ("counts",), loose=Latest
+    ),
+    "late windows behind a repartition": Program(
+        partial(topologies.grouped_elsewhere, topologies.count_in_windows),
+        _LATE,
+        Counted,
+        ("counts",),
+        _ALL_SPEAK,
+        loose=Latest,
+    ),
+    "late windows behind two repartitions": Program(
+        partial(topologies.grouped_twice, topologies.count_in_windows),
+        _LATE,
+        Counted,
+        ("counts",),
+        _ALL_SPEAK,
+        loose=Latest,
+    ),
+    "windows behind a repartition that are emitted at their close": Program(
+        partial(topologies.grouped_elsewhere, topologies.emit),
+        _LATE,
+        Counted,
+        settings=_ALL_SPEAK,
+    ),
+    "windows behind two repartitions that close": Program(
+        partial(topologies.grouped_twice, topologies.count_in_windows_that_close),
+        _LATE,
+        Counted,
+        ("counts",),
+        _ALL_SPEAK,
+    ),
+    "windows behind a repartition with silent partitions": Program(
+        partial(topologies.grouped_elsewhere, topologies.count_in_windows),
+        _to("in"),
+        Counted,
+        ("counts",),
+        {"repartition.idle.ms": 1_000},
+        loose=Latest,
     ),
     "a join behind a repartition": Program(
         topologies.looked_up_elsewhere,

@@ -358,6 +358,29 @@ def windows_elsewhere(builder: StreamsBuilder) -> None:
     ).to_stream().to("out")
 
 
+def by_prefix(stream: KStream[str, Any]) -> KStream[str, Any]:
+    return stream.select_key(lambda key, _: key[:1] + "x", key=serdes.text)
+
+
+def grouped_elsewhere(
+    count: Callable[[KStream[str, Any]], None], builder: StreamsBuilder
+) -> None:
+    """Count by other keys, behind a repartition topic."""
+    stream = by_prefix(builder.stream("in", key=serdes.text, value=serdes.raw))
+    count(stream.repartition(name="once", key=serdes.text, value=serdes.raw))
+
+
+def grouped_twice(
+    count: Callable[[KStream[str, Any]], None], builder: StreamsBuilder
+) -> None:
+    """Count by other keys, behind two repartition topics."""
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw)
+    first = stream.select_key(lambda key, _: key[:1] + "y", key=serdes.text)
+    between = first.repartition(name="once", key=serdes.text, value=serdes.raw)
+    second = by_prefix(between.filter(lambda _, value: value != b"7"))
+    count(second.repartition(name="twice", key=serdes.text, value=serdes.raw))
+
+
 class _Held(Processor[str, str, str, str]):
     """Holds the values of each key, and forwards them at punctuations."""
 

@@ -176,6 +176,8 @@ class Engine:
             self.log.reader(),
             lambda _: None,
             self.program.operator_times_of,
+            lambda _: None,
+            None,
             most,
             self.metrics,
         )

@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from coopstreams import JoinWindows, Materialized, StreamsBuilder, TimeWindows, serdes
+from coopstreams import (
+    JoinWindows,
+    Materialized,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+)
 from coopstreams.topology.graph.subtopologies import before_windows
 
 HOURS = TimeWindows(milliseconds=3_600_000, grace=timedelta(0))
+IDLE = SessionWindows(minutes=5, grace=timedelta(0))
 
 
 def by_first(key: str, value: str) -> str:
@@ -27,6 +35,12 @@ def source(builder: StreamsBuilder, topic: str = "in") -> Any:
 def windows_of_new_keys(builder: StreamsBuilder) -> None:
     source(builder).group_by(by_first, key=serdes.text).windowed_by(HOURS).count(
         store="hours"
+    )
+
+
+def sessions_of_new_keys(builder: StreamsBuilder) -> None:
+    source(builder).group_by(by_first, key=serdes.text).windowed_by(IDLE).count(
+        store="sessions"
     )
 
 
@@ -45,6 +59,17 @@ def windows_behind_another_topic(builder: StreamsBuilder) -> None:
         .repartition(name="first", key=serdes.text, value=serdes.text)
     )
     renamed.group_by(by_first, key=serdes.text).windowed_by(HOURS).count(store="hours")
+
+
+def sessions_behind_another_topic(builder: StreamsBuilder) -> None:
+    renamed = (
+        source(builder)
+        .select_key(by_first)
+        .repartition(name="first", key=serdes.text, value=serdes.text)
+    )
+    renamed.group_by(by_first, key=serdes.text).windowed_by(IDLE).count(
+        store="sessions"
+    )
 
 
 def a_join_with_new_keys(builder: StreamsBuilder) -> None:
@@ -85,10 +110,12 @@ def a_foreign_key_join_into_windows(builder: StreamsBuilder) -> None:
 @pytest.mark.parametrize(
     ("write", "found"),
     [
-        (windows_of_new_keys, {0: {"hours"}}),
+        (windows_of_new_keys, {}),
+        (sessions_of_new_keys, {0: {"sessions"}}),
         (windows_of_the_same_keys, {}),
         (counts_of_new_keys, {}),
-        (windows_behind_another_topic, {0: {"hours"}, 1: {"hours"}}),
+        (windows_behind_another_topic, {}),
+        (sessions_behind_another_topic, {0: {"sessions"}, 1: {"sessions"}}),
         (
             a_join_with_new_keys,
             {0: {"pairs-this-join-store", "pairs-other-join-store"}},

@@ -41,6 +41,7 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
     TableSource,
 )
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
@@ -115,8 +116,11 @@ def compile_subtopology(
     sinks = dict.fromkeys(
         node.topic for node in subtopology.nodes if isinstance(node, Sink)
     )
+    timed = timed_topics(topology.subtopologies)
     title = f"{topology.application_id} sub-topology {subtopology.id}"
-    compilation = _Compilation(title, subtopology, OPERATORS, wrapper, parts, may_drop)
+    compilation = _Compilation(
+        title, subtopology, OPERATORS, wrapper, parts, may_drop, timed
+    )
     first = ahead_of_calls(subtopology)
     ahead = None
     if first is not None:
@@ -138,6 +142,12 @@ def compile_subtopology(
             topic: source.idle_ms
             for topic, source in sources.items()
             if source.idle_ms is not None
+        },
+        clocked=not timed.isdisjoint(subtopology.topics),
+        timed_sinks={
+            node.topic: node.name
+            for node in subtopology.nodes
+            if isinstance(node, Sink) and node.topic in timed
         },
     )
 
@@ -165,6 +175,7 @@ class _Compilation:
     wrapper: ProcessorWrapper | None = None
     parts: MakeParts | None = None
     may_drop: bool = False
+    timed: frozenset[str] = frozenset()
 
     def compiled(
         self,
@@ -181,6 +192,7 @@ class _Compilation:
             parts=self.parts,
             wrapper=self.wrapper,
             may_drop=self.may_drop,
+            timed=self.timed,
         )
         text = _text(compiler, self.subtopology)
         unit = compiler.unit
@@ -267,6 +279,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
     """Generate the loop over a batch of a source; return the function's name."""
     function = compiler.function(compiler.unit.identifier("from", source.name))
     function.parameters = ("keys", "values", "timestamps", "stream_times")
+    if compiler.clocked:
+        function.parameters += ("births",)
     function.over_batch = True
     with function.loop(""):
         header = len(function.lines) - 1
@@ -293,6 +307,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         "value_bytes": "values",
         "timestamp": "timestamps",
         "stream_time": "stream_times",
+        "birth": "births",
     }
     columns |= {part: f"{part}_column" for part in record.parts.values()}
     # Keys and values are always iterated: the keys' iterator sets the headers, the

@@ -34,6 +34,7 @@ from coopstreams.topology.graph.nodes import (
     Merge,
     Node,
     Peek,
+    Sink,
     Source,
     Split,
     StreamTableJoin,
@@ -113,7 +114,13 @@ class Operator(NamedTuple):
 def operator_of(node: Node, analysis: Analysis) -> Operator:
     """Return a node as an operator."""
     stores = stores_of(node)
-    name = stores[0].name if stores else node.name
+    name = (
+        stores[0].name
+        if stores
+        else node.topic
+        if isinstance(node, Sink)
+        else node.name
+    )
     cogrouped = [
         other.name
         for other in analysis.nodes

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.compile.births import with_births
 
 ANY_PARTITION = -1
 """The entry of a partitions column if the key decides the partition."""
@@ -22,13 +23,23 @@ class Output:
     Shape: the lists are never replaced, because compiled code holds their `append`.
     """
 
-    __slots__ = ("_headers", "_partitions", "keys", "timestamps", "topic", "values")
+    __slots__ = (
+        "_headers",
+        "_partitions",
+        "births",
+        "keys",
+        "timestamps",
+        "topic",
+        "values",
+    )
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []
+        self.births: list[int] = []
+        """The births of all records, if the topic is timed; else none."""
         self._headers: list[
             Headers | None
         ] = []  # may be shorter than the others: later records have none
@@ -47,7 +58,7 @@ class Output:
             self.values,
             self.timestamps,
             partitions=self.partitions,
-            headers=self.headers,
+            headers=with_births(self.headers, self.births, self.timestamps),
         )
 
     @property
@@ -92,6 +103,7 @@ class Output:
             self.timestamps,
             self._headers,
             self._partitions,
+            *([self.births] if self.births else []),
         )
         for column in columns:
             column[:] = [column[row] for row in rows]
@@ -101,5 +113,6 @@ class Output:
         self.keys.clear()
         self.values.clear()
         self.timestamps.clear()
+        self.births.clear()
         self._headers.clear()
         self._partitions.clear()

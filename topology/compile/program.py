@@ -93,6 +93,15 @@ class Program:
     """The silence after which a topic's stream time advances. With any, whole
     partitions get operator times, too.
     """
+    clocked: bool = False
+    """Whether all its times are the clock of its topic: see `timed_topics`."""
+    timed_sinks: Mapping[str, str] = field(default_factory=dict)
+    """The topics that it writes to with births and time marks, and the node of each."""
+
+    @property
+    def told_times(self) -> bool:
+        """Whether its tasks are told operator times, also those of whole partitions."""
+        return bool(self.idle_ms or self.timed_sinks) or self.clocked
 
     def operator_times_of(
         self, topic: str, *, may_drop: bool = True
@@ -128,7 +137,7 @@ class Program:
         times that each has in the order of the partition; `advance` gives it those up
         to which every record was processed.
         """
-        shared = shared or by_key or bool(self.idle_ms)
+        shared = shared or by_key or self.told_times
         native = frozenset(
             name
             for name, store in stores.items()
@@ -175,6 +184,10 @@ class BoundProgram:
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
         self._foreseen = Foreseen(program.subtopology.topics)
         self.foresees = program.foresees
+        self._clocked = program.clocked
+        self._timed_sinks = program.timed_sinks
+        self._promised = -1
+        """The time that was promised for all records to come: see `promise`."""
         self._sources = {
             topic: node
             for node in program.subtopology.nodes
@@ -269,6 +282,11 @@ class BoundProgram:
             if nodes
             else ()
         )
+        births = (
+            (columns.timestamps if columns.births is None else columns.births,)
+            if self._clocked
+            else ()
+        )
         values = iter(columns.values)
         self._cursor = values
         keys: Iterable[bytes | None] = (
@@ -280,7 +298,14 @@ class BoundProgram:
                 self._code.headers_come()
             keys = self._giving_headers(keys, columns.headers)
         try:
-            run(keys, values, columns.timestamps, columns.stream_times, *operator_times)
+            run(
+                keys,
+                values,
+                columns.timestamps,
+                columns.stream_times,
+                *births,
+                *operator_times,
+            )
         except BaseException:
             self._give_headers(
                 self.headers
@@ -389,7 +414,9 @@ class BoundProgram:
         if not (nodes := self._compiled.operator_times[topic]):
             return ()
         times = zip(nodes, self._code.times[topic](), strict=True)
-        most = self._stream_times[topic]
+        most = (
+            maxsize if self._clocked else max(self._stream_times[topic], self._promised)
+        )
         # What is later than the partition comes from another topic. Where all records
         # were dropped, it is 0: without a time, the operator would go on at the
         # partition's.
@@ -403,6 +430,28 @@ class BoundProgram:
                 if time >= 0 or (operator.follows and most >= 0)
             )
         )
+
+    def marks(self) -> dict[str, int]:
+        """Return the time mark of each timed topic that the program writes to: a lower
+        bound of the births of all that it will still write. -1: no bound is known.
+        """
+        known = {
+            node: time
+            for topic, times in self._code.times.items()
+            for node, time in zip(
+                self._compiled.operator_times[topic], times(), strict=True
+            )
+        }
+        return {topic: known[node] for topic, node in self._timed_sinks.items()}
+
+    def promise(self, source: TopicPartition, times: Mapping[str, int]) -> None:
+        """Advance the times of what a silent partition writes to timed topics: no record
+        to come will be born before.
+        """
+        self._promised = max(self._promised, *times.values())
+        by_node = {self._timed_sinks[topic]: time for topic, time in times.items()}
+        nodes = self._compiled.operator_times[source.topic]
+        self.advance(source, -1, [by_node.get(node, -1) for node in nodes])
 
     def parts_of(
         self, node: str, topics: Sequence[str]

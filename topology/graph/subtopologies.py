@@ -43,6 +43,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
 )
 from coopstreams.topology.graph.order_and_time import check_silences, check_unordered
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 
@@ -330,12 +331,19 @@ def before_windows(
 
     If their partitions were cut by key range, tasks would read them at different
     speeds, in a backlog by hours of records. The one that is ahead would move the
-    stream time of the windows, and records of the others would be late.
+    stream time of the windows, and records of the others would be late. Timed topics
+    are no such topics: what is late behind them does not depend on speeds.
 
     Shape: by number, with the names of the stores.
     """
     parts = list(subtopologies)
-    fed = [(topic, part, _fed(part, topic)) for part in parts for topic in part.topics]
+    timed = timed_topics(parts)
+    fed = [
+        (topic, part, _fed(part, topic))
+        for part in parts
+        for topic in part.topics
+        if topic not in timed
+    ]
     found: dict[str, frozenset[str]] = {topic: frozenset() for topic, _, _ in fed}
     before: dict[str, frozenset[str]] = {}
     while before != found:  # a sub-topology may write to one that comes earlier

@@ -84,16 +84,17 @@ def _add_by_time(
         observed = _observed(function, node) if node.cogrouped else operator_time
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
-    function.stream_time(node, record)
+    birth = function.birth(node, record)
     if isinstance(windows, SlidingWindows | SessionWindows):
         _add_to_moving_windows(function, node, record, key_bytes, operator_time)
         return
     in_place = not node.emit_on_close
     if in_place and isinstance(windows, TimeWindows) and windows.tumbles:
-        row = _tumbling_key(function, node, windows, record, key_bytes, operator_time)
+        row = _tumbling_key(function, node, windows, record, key_bytes, birth)
         _add_to_row(function, node, record, row)
     else:
-        _add_to_windows(function, node, windows, record, key_bytes, operator_time)
+        _add_to_windows(function, node, windows, record, key_bytes, birth)
+        _forward_closed(function, node, operator_time)
 
 
 def _observed(function: Body, node: Aggregate) -> str:
@@ -310,9 +311,12 @@ def _add_to_windows(
     windows: Windows,
     record: RecordVariables,
     key_bytes: str,
-    operator_time: str,
+    birth: str,
 ) -> None:
-    """Generate code: a record is added to all open windows that hold it."""
+    """Generate code: a record is added to all windows that hold it and were open at its
+    birth.
+    """
+    operator_time = function.operator_time(node)
     pack = function.unit.constant("window_start_bytes", _START_BYTES)
     start = function.fresh("start")
     key = function.fresh("window_key")
@@ -341,7 +345,7 @@ def _add_to_windows(
     if late:
         function.line(f"{late} = None")
     with function.loop(f"for {each}:"):
-        with function.block(f"if {closed} <= {operator_time}:"):
+        with function.block(f"if {closed} <= {birth}:"):
             if late:
                 function.line(f"{late} = {late} is not False")
             function.drop(node, "late")
@@ -357,7 +361,6 @@ def _add_to_windows(
     if late:
         with function.block(f"if {late}:"):
             function.call_late(node, record)
-    _forward_closed(function, node, operator_time)
 
 
 def _add_to_moving_windows(
@@ -492,7 +495,7 @@ def _closing(
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
-    make = partial(_closing_windows, windows, node.name, topics)
+    make = partial(_closing_windows, windows, node.name, topics, compiler.clocked)
     name = unit.made("closing", node.name, make, f"{unit.store(node.store)}, process")
     if f"{name}_due" not in unit.operator_times[operator_time].due:
         unit.operator_times[operator_time].due.append(f"{name}_due")
@@ -509,9 +512,15 @@ def _closing(
 
 
 def _closing_windows(
-    windows: AnyWindows, node: str, topics: Sequence[str], store: Any, process: Any
+    windows: AnyWindows,
+    node: str,
+    topics: Sequence[str],
+    clocked: bool,
+    store: Any,
+    process: Any,
 ) -> moving_windows.Closing:
-    return moving_windows.Closing(store, windows, process.parts_of(node, topics))
+    parts = process.parts_of(node, topics)
+    return moving_windows.Closing(store, windows, parts, clocked=clocked)
 
 
 def _forward_closed(function: Body, node: Aggregate, operator_time: str) -> None:
@@ -626,7 +635,7 @@ def _tumbling_key(
     windows: TimeWindows,
     record: RecordVariables,
     key_bytes: str,
-    operator_time: str,
+    birth: str,
 ) -> str:
     """Generate the window of a record, or that the record is late; return the variable
     of the window's key.
@@ -641,7 +650,7 @@ def _tumbling_key(
     function.drop_late(
         node,
         record,
-        f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}",
+        f"{start} + {windows.size_ms + windows.grace_ms} <= {birth}",
     )
     if function.over_batch:
         # Most neighbours in a batch are in the same window.

@@ -36,6 +36,7 @@ PARAMETERS = (
     "old",
     "timestamp",
     "stream_time",
+    "birth",
     "latest",
 )
 """The names of a record's parts at the beginning of a function."""
@@ -70,6 +71,8 @@ class RecordVariables:
     timestamp: str = "timestamp"
     stream_time: str = "stream_time"
     _: KW_ONLY
+    birth: str = "birth"
+    """Only in a program that follows a clock: see `timed_topics`."""
     key: str | None = None
     value_bytes: str | None = None
     value_serde: Serde[Any] | None = None
@@ -250,6 +253,11 @@ class Unit:
                 for part, column in columns.items()
             ),
         )
+
+    def births(self, topic: str) -> str:
+        """Return the name that appends to the births of a timed topic's output."""
+        name = f"birth_{self.output(topic)}"
+        return self.bind(name, f"{name} = outputs[{topic!r}].births.append")
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
         """Return the variable of a node's stream time: the largest timestamp that it

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.nodes import Function as UserFunction
-from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.graph.nodes import Node, Source
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import (
     MOST_LOOPS,
@@ -69,11 +69,19 @@ class Compiler:
         parts: MakeParts | None = None,
         wrapper: ProcessorWrapper | None = None,
         may_drop: bool = False,
+        timed: frozenset[str] = frozenset(),
     ) -> None:
         self.analysis = analysis
         self.caching = variant.caching
         self.shared = variant.shared
         self.native = variant.native
+        self.timed = timed
+        """The topics with births and time marks: see `timed_topics`."""
+        self.clocked = any(
+            isinstance(node, Source) and not timed.isdisjoint(node.topics)
+            for node in analysis.nodes
+        )
+        """Whether all times are the clock of the one topic that the nodes read."""
         self.parts = parts
         """Reads parts of JSON values; None: values become dicts."""
         self.may_drop = may_drop
@@ -278,9 +286,24 @@ class Body(Function):
         node must not depend on how the partition is cut.
         """
         operator_time = self.operator_time(node)
-        with self.block(f"if {record.timestamp} > {operator_time}:"):
-            self.line(f"{operator_time} = {record.timestamp}")
+        if not self.compiler.clocked:
+            with self.block(f"if {record.timestamp} > {operator_time}:"):
+                self.line(f"{operator_time} = {record.timestamp}")
         return operator_time
+
+    def birth(self, node: Node, record: RecordVariables) -> str:
+        """Generate code: a node has received a record; return the variable of the time
+        by which it is late.
+
+        On a clock that is its birth. (Under at-least-once a record may come again, and
+        the clock be further than its birth.) Else it is the stream time of the node.
+        """
+        time = self.stream_time(node, record)
+        if not self.compiler.clocked:
+            return time
+        born = self.fresh("born")
+        self.line(f"{born} = {record.birth} if {record.birth} > {time} else {time}")
+        return born
 
     def keep_headers(self, node: Node, entry: str) -> None:
         """Generate code: the record's headers are kept with the row that it changed, if

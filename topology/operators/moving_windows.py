@@ -357,7 +357,8 @@ class Closing:
     It begins with the open windows of the store. Windows that were closed before a
     restart were forwarded before it. `parts`: the parts of the task's range on each
     partition that feeds it, with the stream time at which each begins: parts with
-    different owners have reached different times.
+    different owners have reached different times. `clocked`: time is a clock, which
+    newer rows may be ahead of (`timed_topics`).
     """
 
     def __init__(
@@ -365,9 +366,12 @@ class Closing:
         store: TableStore,
         windows: AnyWindows,
         parts: Sequence[Sequence[tuple[KeyRange, int]]] = (),
+        *,
+        clocked: bool = False,
     ) -> None:
         self._store = store
         self._windows = windows
+        self._clocked = clocked
         self._parts = (
             [each for each in parts if each]
             if any(len(each) > 1 for each in parts)
@@ -415,8 +419,8 @@ class Closing:
         """Find the windows that are open at this stream time: those of the store that
         are not closed.
 
-        The time of a part is at least that of its newest row, and that at which it
-        began. If the latter is unknown, it is the task's time.
+        The time of a part is at least that of its newest row, but for a clock, and that
+        at which it began. If the latter is unknown, it is the task's time.
         """
         self._open.clear()
         self._waiting.clear()
@@ -425,7 +429,8 @@ class Closing:
         for key, entry in self._store.scan(None, None):
             part = self._part_of(key)
             rows.append((key, part))
-            reached[part] = max(reached.get(part, -1), entry.timestamp)
+            newest = -1 if self._clocked else entry.timestamp
+            reached[part] = max(reached.get(part, -1), newest)
         for part, newest in reached.items():
             own = max(
                 (each[at][1] for each, at in zip(self._parts, part, strict=False)),

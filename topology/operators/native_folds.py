@@ -27,7 +27,8 @@ from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler
 from coopstreams.topology.serdes import float64
 
-_COLUMNS = ("keys", "values", "timestamps", "before", "headers")
+_COLUMNS = ("keys", "values", "timestamps", "before", "headers", "births")
+_POSITIONAL = 4
 
 
 def fold(
@@ -47,6 +48,8 @@ def fold(
     function.line(f"add_timestamps_{name}({record.timestamp})")
     if node.windows is not None and function.compiler.shared:
         function.line(f"add_before_{name}({function.operator_time(node)})")
+    if node.windows is not None and function.compiler.clocked:
+        function.line(f"add_births_{name}({record.birth})")
     singly = []
     if function.compiler.caches(node):
         with function.block("if headed:"):
@@ -107,6 +110,7 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
                 True,
                 node.windows is not None and compiler.shared,
                 compiler.caches(node),
+                node.windows is not None and compiler.clocked,
             ),
             strict=True,
         )
@@ -119,12 +123,20 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
     if any(known.name == f"settle_{name}" for known in unit.functions):
         return
     function = compiler.function(f"settle_{name}")
-    given = [f"{part}_{name}" if part in columns else "None" for part in _COLUMNS[:-1]]
+    given = [
+        f"{part}_{name}" if part in columns else "None"
+        for part in _COLUMNS[:_POSITIONAL]
+    ]
+    named = []
+    if compiler.caches(node):
+        named.append(f"headers=headers_{name} or None")
+    if "births" in columns:
+        named.append(f"births=births_{name}")
     _call(
         function,
         node,
         given,
-        f"headers=headers_{name} or None" if compiler.caches(node) else "",
+        ", ".join(named),
     )
     for part in columns:
         function.line(f"{part}_{name}.clear()")
@@ -149,8 +161,10 @@ def _add_batch(function: Body, node: Aggregate, name: str, values: str) -> None:
     if node.aggregator is not None:
         fits += f" and ({_takes(node, values.removesuffix('_column') + '_class')}) and not odd_{name}"
     with lines.block(f"if {fits}:"):
-        _call(lines, node, given, f"drops_null_values={node.drops_null_values}")
-        lines.line(f"dropped[{function.unit.drop(node.name, 'null-key')}] += null_keys")
+        named = f"drops_null_values={node.drops_null_values}"
+        if node.windows is not None and function.compiler.clocked:
+            named += ", births=births"
+        _call(lines, node, given, named)
         if node.drops_null_values:
             lines.line(
                 f"dropped[{function.unit.drop(node.name, 'null-value')}] += null_values"

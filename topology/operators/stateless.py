@@ -297,10 +297,14 @@ def sink(function: Body, node: Sink, record: RecordVariables) -> None:
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     out = function.unit.output(node.topic)
+    timed = node.topic in function.compiler.timed
+    birth = function.birth(node, record) if timed else None
     with each_partition(function, node, record, repr(node.topic), out):
         function.line(f"key_{out}({key})")
         function.line(f"value_{out}({value})")
         function.line(f"timestamp_{out}({record.timestamp})")
+        if birth is not None:
+            function.line(f"{function.unit.births(node.topic)}({birth})")
 
 
 def apply_to(function: Body, _: ApplyTo, record: RecordVariables) -> None:

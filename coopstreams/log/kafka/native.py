@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 12
+INTERFACE = 13
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same
 number.
 """

@@ -28,6 +28,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acl_errors import Attempt
 from coopstreams.log.batches import Routes
+from coopstreams.log.clocks import Clocks
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     consumer_settings,
@@ -116,6 +117,7 @@ class KafkaReader:
         self._closed = self._awake = False
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
+        self._clocks = Clocks()
         self._failures: list[LogError] = []
         """Errors that do not end reading: each is raised once."""
         self._looked_at = time.monotonic()
@@ -155,11 +157,14 @@ class KafkaReader:
         """Read a partition from another position; None: no longer."""
         partition = reading.partition
         if to is not None:
+            if to.offset < reading.at.offset:
+                self._clocks.forget(partition)
             reading.seek(to)
             self._buffer.start(partition, to.offset)
         else:
             del self._readings[partition]
             self._routes.pop(partition, None)
+            self._clocks.drop(partition)
             self._buffer.stop(partition)
 
     def route(
@@ -173,6 +178,7 @@ class KafkaReader:
         keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
+        writers: int | None = None,
     ) -> None:
         """Give each record to the slot of its key range."""
         routes = Routes(
@@ -183,6 +189,7 @@ class KafkaReader:
             keep_marks=keep_marks,
             suffix=suffix,
             advances=advances,
+            clock=self._clocks.of(partition, writers),
             router=router(),
         )
         self._routes[partition] = routes

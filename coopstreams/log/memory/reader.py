@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.log.batches import Routes, make_batches
+from coopstreams.log.clocks import Clocks
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.log.memory.state import MemoryState
 from coopstreams.topology.columns import TopicPartition
@@ -33,6 +34,7 @@ class MemoryReader:
         self._committed_only = committed_only
         self._readings: dict[TopicPartition, Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
+        self._clocks = Clocks()
         self._closed = self._awake = False
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -43,10 +45,13 @@ class MemoryReader:
         for partition in [known for known in self._readings if known not in positions]:
             del self._readings[partition]
             self._routes.pop(partition, None)
+            self._clocks.drop(partition)
         for partition, at in positions.items():
             reading = self._readings.setdefault(partition, Reading(at))
             if reading.at.offset != at.offset:
                 reading.told_end = None
+                if at.offset < reading.at.offset:
+                    self._clocks.forget(partition)
             elif reading.at.stream_time > at.stream_time:
                 continue
             reading.at = at
@@ -62,6 +67,7 @@ class MemoryReader:
         keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
+        writers: int | None = None,
     ) -> None:
         """Give each record to the slot of its key range."""
         self._routes[partition] = Routes(
@@ -72,6 +78,7 @@ class MemoryReader:
             keep_marks=keep_marks,
             suffix=suffix,
             advances=advances,
+            clock=self._clocks.of(partition, writers),
         )
 
     def hold(self, partition: TopicPartition, held: bool) -> None:

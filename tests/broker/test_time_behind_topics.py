@@ -1,0 +1,112 @@
+"""Windows behind a repartition topic on a real Kafka: what they hold is a function of
+the source topic alone, for any partitions, key ranges, threads and processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes
+from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+HOUR_MS = 3_600_000
+BEGIN_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+Windows = Counter[tuple[str, int]]
+
+
+def hours(application: str, source: str, out: str) -> Topology:
+    """Count by a new key, in windows of an hour without grace."""
+    builder = StreamsBuilder(application)
+    payments = builder.stream(source, key=serdes.text, value=serdes.text)
+    by_country = payments.group_by(lambda _, value: value[:1], key=serdes.text)
+    windows = TimeWindows(hours=1, grace=timedelta(0))
+    by_country.windowed_by(windows).count(store="hours").to_stream().to(out)
+    return builder.build()
+
+
+def backlog(
+    seed: int, partitions: int, records: int, out_of_order: float
+) -> list[list[tuple[str, str, int]]]:
+    """Return the records of each partition: 20 hours, some of them up to 90 minutes
+    late.
+    """
+    choose = random.Random(seed)
+    each = records // partitions
+    found = []
+    for _ in range(partitions):
+        rows = []
+        for i in range(each):
+            at = BEGIN_MS + i * 20 * HOUR_MS // each
+            if choose.random() < out_of_order:
+                at -= choose.randrange(90 * 60_000)
+            rows.append((f"k{choose.randrange(1000)}", choose.choice("abcdefgh"), at))
+        found.append(rows)
+    return found
+
+
+def expected(partitions: list[list[tuple[str, str, int]]]) -> Windows:
+    """Return what each window holds: a record counts if its window was open at the
+    time of its own partition.
+    """
+    counts: Windows = Counter()
+    for rows in partitions:
+        time = -1
+        for _, value, at in rows:
+            time = max(time, at)
+            start = at // HOUR_MS * HOUR_MS
+            if start + HOUR_MS > time:
+                counts[value[:1], start] += 1
+    return counts
+
+
+def write(kafka: Kafka, topic: str, rows: list[list[tuple[str, str, int]]]) -> None:
+    for partition, some in enumerate(rows):
+        records = [(key.encode(), value.encode(), at) for key, value, at in some]
+        kafka.write(topic, records, partition=partition)
+
+
+def told(kafka: Kafka, out: str) -> Windows:
+    """Return the last count of each window."""
+    counts: Windows = Counter()
+    for record in read_topic(kafka.bootstrap, out):
+        key = record.key or b""
+        start = int.from_bytes(key[-8:], "big")
+        counts[key[:-8].decode(), start] = int.from_bytes(record.value or b"", "big")
+    return counts
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_windows_of_a_backlog_are_right(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    source = kafka.topic("payments", 2, **{"retention.ms": "-1"})
+    out = kafka.topic("out", 1, **{"retention.ms": "-1"})
+    rows = backlog(1, 2, 30_000, 0.05)
+    write(kafka, source, rows)
+    want = expected(rows)
+    topology = hours(kafka.unique("hours"), source, out)
+    settings: dict[str, Any] = {
+        "ranges_per_partition": 3,
+        "num_stream_threads": 2,
+        "processing_guarantee": guarantee,
+    }
+    with ExitStack() as running:
+        for number in range(3):
+            config = kafka.config(tmp_path, instance=number, **settings)
+            running.enter_context(CoopStreams(topology, config))
+        eventually(
+            lambda: told(kafka, out) == want,
+            60,
+            lambda: f"{sum(told(kafka, out).values())} of {sum(want.values())} counted",
+        )

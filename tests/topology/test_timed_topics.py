@@ -1,0 +1,138 @@
+"""Which repartition topics carry births and time marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    Materialized,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_window_closes,
+)
+from coopstreams.topology.graph.timed_topics import timed_topics, writers_of
+
+HOURS = TimeWindows(hours=1, grace=timedelta(0))
+
+
+def by_first(key: str, value: str) -> str:
+    return value[:1]
+
+
+def source(builder: StreamsBuilder, topic: str = "in") -> KStream[str, str]:
+    return builder.stream(topic, key=serdes.text, value=serdes.text)
+
+
+def renamed(stream: KStream[str, str], name: str, **more: Any) -> KStream[str, str]:
+    by_new_key = stream.select_key(by_first, key=serdes.text)
+    return by_new_key.repartition(name=name, key=serdes.text, value=serdes.text, **more)
+
+
+def windows(builder: StreamsBuilder) -> None:
+    source(builder).group_by(by_first, key=serdes.text).windowed_by(HOURS).count(
+        store="hours"
+    )
+
+
+def final_windows(builder: StreamsBuilder) -> None:
+    counts = renamed(source(builder), "first").group_by_key().windowed_by(HOURS)
+    counts.count(store="hours").suppress(until_window_closes(), name="held")
+
+
+def windows_of_looked_up_records(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text)
+    joined = source(builder).join(table, lambda left, _: left)
+    joined.group_by(by_first, key=serdes.text).windowed_by(HOURS).count(store="hours")
+
+
+def two_topics_in_a_row(builder: StreamsBuilder) -> None:
+    between = renamed(source(builder), "first").filter(lambda _, value: bool(value))
+    renamed(between, "second").group_by_key().windowed_by(HOURS).count(store="hours")
+
+
+def counts(builder: StreamsBuilder) -> None:
+    source(builder).group_by(by_first, key=serdes.text).count(store="counts")
+
+
+def counts_behind_windows(builder: StreamsBuilder) -> None:
+    hours = source(builder).group_by_key().windowed_by(HOURS).count(store="hours")
+    by_hour = hours.to_stream().map_values(str, value=serdes.text)
+    by_hour.group_by(lambda _, value: value, key=serdes.text).windowed_by(HOURS).count(
+        store="again"
+    )
+
+
+def sessions(builder: StreamsBuilder) -> None:
+    idle = SessionWindows(minutes=5, grace=timedelta(0))
+    source(builder).group_by(by_first, key=serdes.text).windowed_by(idle).count(
+        store="sessions"
+    )
+
+
+def rows_with_a_time_to_live(builder: StreamsBuilder) -> None:
+    source(builder).group_by(by_first, key=serdes.text).count(
+        store=Materialized("counts", ttl=timedelta(hours=1))
+    )
+
+
+def a_stream_join(builder: StreamsBuilder) -> None:
+    within = JoinWindows(milliseconds=10, grace=timedelta(0))
+    left = source(builder, "left").select_key(by_first, key=serdes.text)
+    left.join(source(builder, "right"), by_first, windows=within, store="pairs")
+
+
+def a_merge_behind_the_topic(builder: StreamsBuilder) -> None:
+    both = renamed(source(builder), "first").merge(source(builder, "other"))
+    both.group_by_key().windowed_by(HOURS).count(store="hours")
+
+
+def a_silence_of_its_own(builder: StreamsBuilder) -> None:
+    stream = renamed(source(builder), "first", idle_advance=timedelta(seconds=1))
+    stream.group_by_key().windowed_by(HOURS).count(store="hours")
+
+
+@pytest.mark.parametrize(
+    ("write", "timed"),
+    [
+        (windows, {"app-hours-repartition"}),
+        (final_windows, {"app-first-repartition"}),
+        (windows_of_looked_up_records, {"app-hours-repartition"}),
+        (
+            two_topics_in_a_row,
+            {"app-first-repartition", "app-second-repartition"},
+        ),
+        (counts, set()),
+        (counts_behind_windows, set()),
+        (sessions, set()),
+        (rows_with_a_time_to_live, set()),
+        (a_stream_join, set()),
+        (a_merge_behind_the_topic, set()),
+        (a_silence_of_its_own, set()),
+    ],
+)
+def test_topics_that_only_fixed_windows_need_for_their_time(
+    write: Callable[[StreamsBuilder], None], timed: set[str]
+) -> None:
+    builder = StreamsBuilder("app")
+    write(builder)
+    parts = builder.build().subtopologies
+    assert timed_topics(parts) == timed
+    assert writers_of(parts, [3 + part.id for part in parts]).keys() == timed
+
+
+def test_the_writers_of_a_topic_are_the_tasks_in_front_of_it() -> None:
+    builder = StreamsBuilder("app")
+    two_topics_in_a_row(builder)
+    counts_of_tasks = [4, 2, 3]
+    assert writers_of(builder.build().subtopologies, counts_of_tasks) == {
+        "app-first-repartition": 4,
+        "app-second-repartition": 2,
+    }

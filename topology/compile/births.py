@@ -1,0 +1,58 @@
+"""Births of records in timed topics, as headers: see `timed_topics`.
+
+    __coopstreams.birth    8 bytes, big-endian: milliseconds since the epoch
+
+A record whose birth is its timestamp, as in a partition in order, has no such header.
+The header is the last one, and no program sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+from coopstreams.topology.columns import Headers, Int64s
+
+HEADER = "__coopstreams.birth"
+_TIME = Struct(">q")
+
+
+def with_births(
+    headers: Sequence[Headers | None] | None,
+    births: Sequence[int],
+    timestamps: Sequence[int],
+) -> Sequence[Headers | None] | None:
+    """Return a column of headers with the births that are not the timestamps.
+
+    `births`: none, if the topic is not timed.
+    """
+    if not births or births == timestamps:
+        return headers
+    return [
+        given if birth == timestamp else [*(given or ()), (HEADER, _TIME.pack(birth))]
+        for given, birth, timestamp in zip(
+            headers or [None] * len(births), births, timestamps, strict=True
+        )
+    ]
+
+
+def births_in(
+    headers: Sequence[Headers | None] | None, timestamps: Int64s
+) -> tuple[list[int] | None, list[Headers | None] | None]:
+    """Return the births of records, None if all are the timestamps; and the headers
+    without them.
+    """
+    if headers is None:
+        return None, None
+    births = list(timestamps)
+    left: list[Headers | None] = list(headers)
+    found = False
+    for at, given in enumerate(headers):
+        if not given or given[-1][0] != HEADER:
+            continue
+        birth = given[-1][1]
+        if birth is not None and len(birth) == _TIME.size:
+            found = True
+            births[at] = _TIME.unpack(birth)[0]
+            left[at] = given[:-1] or None
+    return (births if found else None), (left if any(left) else None)

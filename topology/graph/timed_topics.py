@@ -1,0 +1,170 @@
+"""Repartition topics that carry time: their records have births, and tasks write time
+marks to them.
+
+Behind a repartition topic, records of several partitions and key ranges meet, which
+their tasks read at different speeds. So what the newest record says about time would
+depend on who reads faster. On a timed topic each record has a *birth*, the stream time
+that its own source partition had when it was read, and each writer tells by *marks* how
+far it has come. A record is late by its birth; windows close by the *clock*, the least
+of all marks. Both are functions of the source topics alone.
+
+A topic is timed where the whole way from the source topics to the windows can say so:
+
+* its readers are tumbling and hopping windows, with or without `suppress` and
+  `emit_on_close`, behind nodes that take record by record; or nodes that write to
+  another timed topic, record by record;
+* its writers take record by record from topics of the user, or from one timed topic.
+
+All other windows behind a repartition topic keep the time of the newest record, and the
+partitions in front of them are not cut (`subtopologies.before_windows`): sliding windows
+and sessions (what a record meets there depends on what came before it, not only on its
+birth), windows of the user, stream joins (who finds no match must wait for the other's
+births), rows with a time to live, several topics in one reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from coopstreams.topology.graph.aggregate_nodes import Suppress
+from coopstreams.topology.graph.join_nodes import (
+    BufferedJoin,
+    StreamGlobalJoin,
+    stores_of,
+)
+from coopstreams.topology.graph.nodes import (
+    RECORD_BY_RECORD,
+    Aggregate,
+    ApplyTo,
+    DynamicSink,
+    Late,
+    Node,
+    Sink,
+    Source,
+    StreamTableJoin,
+    SubTopology,
+    ToStream,
+)
+from coopstreams.topology.windows import TimeWindows
+
+_WRITERS = (*RECORD_BY_RECORD, StreamTableJoin, StreamGlobalJoin)
+_READERS = (
+    *RECORD_BY_RECORD,
+    StreamGlobalJoin,
+    Aggregate,
+    Suppress,
+    ToStream,
+    Late,
+    Sink,
+    DynamicSink,
+    ApplyTo,
+)
+
+
+def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
+    """Return the repartition topics, among those of these sub-topologies, that carry
+    time.
+    """
+    parts = list(parts)
+    timed = {part.topics[0] for part in parts if _may_follow_a_clock(part)}
+    while True:
+        # What one topic is depends on those above and below it: leave out those of
+        # which one end is not timed, until there are none.
+        kept = {topic for topic in timed if _is_timed(topic, timed, parts)}
+        if kept == timed:
+            return frozenset(timed)
+        timed = kept
+
+
+def writers_of(parts: Sequence[SubTopology], tasks: Sequence[int]) -> dict[str, int]:
+    """Return each timed topic, with the number of its writers' source partitions.
+
+    `tasks`: the number of partitions of each sub-topology.
+    """
+    timed = timed_topics(parts)
+    return {
+        topic: count
+        for part, count in zip(parts, tasks, strict=True)
+        for topic in timed & _written(part)
+    }
+
+
+def _is_timed(topic: str, timed: set[str], parts: Sequence[SubTopology]) -> bool:
+    reader = next(part for part in parts if topic in part.topics)
+    writers = [part for part in parts if topic in _written(part)]
+    needed = _has_windows(reader) or not timed.isdisjoint(_written(reader))
+    return needed and all(_may_write(part, topic, timed) for part in writers)
+
+
+def _may_follow_a_clock(part: SubTopology) -> bool:
+    """Whether all times of a sub-topology may be the clock of its one topic."""
+    sources = [node for node in part.nodes if isinstance(node, Source)]
+    if len(part.topics) > 1 or not all(
+        source.internal and source.idle_ms is None for source in sources
+    ):
+        return False
+    return all(
+        isinstance(node, _READERS) and _has_lawful_rows(node, part)
+        for node in part.nodes
+    )
+
+
+def _has_lawful_rows(node: Node, part: SubTopology) -> bool:
+    """Whether the rows of a node are the same in whatever order records of different
+    births come.
+    """
+    if any(store.ttl_ms is not None for store in stores_of(node)):
+        return False
+    if isinstance(node, Suppress):
+        return node.until_close
+    if not isinstance(node, Aggregate) or node.windows is None:
+        return True
+    return (
+        isinstance(node.windows, TimeWindows)
+        and not node.cogrouped
+        and all(isinstance(each, RECORD_BY_RECORD) for each in _above(node, part))
+    )
+
+
+def _may_write(part: SubTopology, topic: str, timed: set[str]) -> bool:
+    """Whether a sub-topology knows the births of what it writes to a topic."""
+    sources = [node for node in part.nodes if isinstance(node, Source)]
+    if any(source.unordered for source in sources):
+        return False
+    begins = not any(source.internal for source in sources)
+    passes_on = len(part.topics) == 1 and part.topics[0] in timed
+    allowed = _WRITERS if begins else RECORD_BY_RECORD
+    sinks = [
+        node for node in part.nodes if isinstance(node, Sink) and node.topic == topic
+    ]
+    return (begins or passes_on) and all(
+        isinstance(node, allowed) and not isinstance(node, BufferedJoin)
+        for sink in sinks
+        for node in _above(sink, part)
+    )
+
+
+def _has_windows(part: SubTopology) -> bool:
+    return any(
+        isinstance(node, Aggregate) and node.windows is not None for node in part.nodes
+    )
+
+
+def _written(part: SubTopology) -> set[str]:
+    return {
+        node.topic for node in part.nodes if isinstance(node, Sink) and node.internal
+    }
+
+
+def _above(node: Node, part: SubTopology) -> list[Node]:
+    """Return the nodes from which records come to a node."""
+    by_name = {each.name: each for each in part.nodes}
+    found: dict[str, Node] = {}
+    looking = [node]
+    for below in looking:  # the list grows while it is read
+        # A join looks its table up: no record comes from there.
+        carrying = below.parents[: 1 if isinstance(below, StreamTableJoin) else None]
+        new = [by_name[name] for name in carrying if name not in found]
+        found |= {each.name: each for each in new}
+        looking += new
+    return list(found.values())
