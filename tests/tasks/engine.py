@@ -397,7 +397,7 @@ class Engine:
             Places(
                 number,
                 f"app-{number}",
-                lambda store: self.changelog(store.name),
+                self.changelog,
                 lambda: written,
             ),
             self.metrics,
