@@ -14,7 +14,6 @@ from tests.test_tidy import LIBRARY, OTHERS, source
 
 TOO_COMPLEX = {
     "coopstreams/commands/query.py query",
-    "coopstreams/instance/instance.py _handle",
     "tests/log/test_memory_log.py test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once",
 }
 TOO_MANY_PARAMETERS = {
@@ -24,8 +23,6 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/commands/rebuild.py rebuild",
     "coopstreams/commands/run.py run",
     "coopstreams/commit/positions.py __init__",
-    "coopstreams/group/membership.py __init__",
-    "coopstreams/instance/watcher.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
     "state/native_table.py add",
 }

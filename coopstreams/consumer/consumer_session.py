@@ -46,7 +46,7 @@ from coopstreams.consumer.revocation import Revocations
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
-from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.group.membership import GroupMember, Participant, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
@@ -652,8 +652,7 @@ def shared(
         connect=config["connect.timeout.ms"],
         request=int(1000 * STEADY_S),
     )
-    member = GroupMember(
-        wiring.coordinator(config.client),
+    participant = Participant(
         group,
         # Subscribe to the commit topic, too: the broker expires offsets of topics
         # without a subscription.
@@ -662,8 +661,13 @@ def shared(
         assign,
         inbox.put,
         lambda: host.now() - polled[0] < config["max.poll.interval.ms"] / 1000,
-        instance_id=config["group.instance.id"],
         sources={number: [topic] for number, topic in policies.numbers().items()},
+        host=host,
+    )
+    member = GroupMember(
+        wiring.coordinator(config.client),
+        participant,
+        instance_id=config["group.instance.id"],
         timings=timings,
         host=host,
     )

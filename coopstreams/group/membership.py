@@ -74,57 +74,37 @@ of 1 MiB at most.
 
 
 class GroupMember:
-    """One process in one group. Any thread may call it, except from inside `on_event`,
-    `info`, `assign` and `alive`.
-
-    These four run on the I/O thread (`on_event` on whichever thread causes the event)
-    and must return at once.
+    """One process in one group. Any thread may call it, except from inside the
+    functions of its `Participant`.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         coordinator: Connector,
-        group: str,
-        topics: Sequence[str],
-        info: Callable[[], MemberInfo],
-        assign: Assigner,
-        on_event: Callable[[GroupEvent], None],
-        alive: Callable[[], bool] = lambda: True,
+        participant: Participant,
         *,
         instance_id: str | None = None,
         predecessor: str = "",
-        sources: Mapping[int, Sequence[str]] | None = None,
         timings: Timings | None = None,
         host: Host = SYSTEM,
     ) -> None:
         """Connect nothing yet.
 
-        Shape: `coordinator` returns the client of the group's coordinator. `topics` is
-        every topic that offsets are committed for: brokers forget those of others.
-        `sources` names the source topics of each sub-topology, for tools that show
-        which member reads which partition. `predecessor`: the member id of a process
-        that is certainly dead, so that the group need not wait for it; empty: none.
+        Shape: `coordinator` returns the client of the group's coordinator.
+        `predecessor`: the member id of a process that is certainly dead, so that the
+        group need not wait for it; empty: none.
 
         Raises:
             ConfigError: a connection or security setting that the group's client does
             not have.
         """
-        self.group = group
+        self.group = participant.group
         self._host = host
         self._instance = instance_id
         self._timings = timings or Timings()
-        self._topics = sorted(set(topics))
-        self._sources = dict(sources or {})
-        self._info = info
-        self._assign = assign
-        self._on_event = on_event
-        self._alive = alive
-        self._gate = CommitGate(host)
-        self._lock = threading.RLock()
-        self._holdings = Holdings(info().process)
-        self._closed = False
+        self._participant = participant
         self._coordinator = coordinator(
-            group, instance_id, self._timings, _Hooks(self), predecessor
+            self.group, instance_id, self._timings, participant, predecessor
         )
 
     def start(self) -> None:
@@ -137,8 +117,7 @@ class GroupMember:
         `leave` False: the group learns it when the session has timed out, as if this
         process had died.
         """
-        with self._lock:
-            self._closed = True
+        self._participant.close()
         self._coordinator.close(leave=leave)
 
     @property
@@ -154,15 +133,13 @@ class GroupMember:
     @property
     def epoch(self) -> int:
         """The current epoch."""
-        with self._lock:
-            return self._holdings.epoch
+        return self._participant.epoch
 
     def held(self) -> tuple[TaskId, ...]:
         """Return the tasks that no other member can have: assigned, or revoked and not
         yet released.
         """
-        with self._lock:
-            return self._holdings.held
+        return self._participant.held()
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """Return whether this is certainly still a member, under that epoch.
@@ -205,24 +182,19 @@ class GroupMember:
         Shape: `seen` is the `serial` of the last `Assigned` that the caller has
         handled: tasks revoked by a later one stay held.
         """
-        with self._lock:
-            self._holdings.released(tasks, seen)
-            again = self._holdings.wants_rebalance
-        if again:
+        if self._participant.released(tasks, seen):
             self._coordinator.rejoin()
 
     def rejoin(self) -> None:
         """Rebalance, because the group's knowledge of this member is out of date."""
-        with self._lock:
-            self._holdings.ask()
+        self._participant.ask()
         self._coordinator.rejoin()
 
     def subscribe(
         self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
     ) -> None:
-        """Read these topics from now on (see `__init__`); the group rebalances."""
-        self._topics = sorted(set(topics))
-        self._sources = dict(sources)
+        """Read these topics from now on (see `Participant`); the group rebalances."""
+        self._participant.subscribe(topics, sources)
         self.rejoin()
 
     @contextmanager
@@ -238,7 +210,7 @@ class GroupMember:
             is void.
         """
         coordinator = self._await_coordinator(epoch)
-        self._gate.enter(self._timings.patience / 1000)
+        self._participant.gate.enter(self._timings.patience / 1000)
         try:
             generation, member = (
                 self._coordinator.identity()
@@ -254,7 +226,7 @@ class GroupMember:
             self._coordinator.check()
             raise
         finally:
-            self._gate.leave()
+            self._participant.gate.leave()
 
     def _await_coordinator(self, epoch: int) -> int | None:
         """Return the broker that coordinates the group; None: none in time, or the
@@ -271,7 +243,7 @@ class GroupMember:
 
     def _is_member(self, epoch: int) -> bool:
         return (
-            not self._closed
+            not self._participant.closed
             and self._coordinator.identity()[0] >= 0
             and self.epoch == epoch
         )
@@ -344,27 +316,87 @@ class GroupMember:
         )
 
 
-class _Hooks:
-    """The hooks of a member. They return at once: no heartbeat is sent meanwhile."""
+class Participant:
+    """What a process holds and says in its group: the hooks of its coordinator.
 
-    def __init__(self, member: GroupMember) -> None:
-        self._of = member
+    The thread of the group calls the hooks. They return at once: no heartbeat is sent
+    meanwhile.
+    """
 
-    def alive(self) -> bool:
-        return self._of._alive()
+    def __init__(
+        self,
+        group: str,
+        topics: Sequence[str],
+        info: Callable[[], MemberInfo],
+        assign: Assigner,
+        on_event: Callable[[GroupEvent], None],
+        alive: Callable[[], bool] = lambda: True,
+        *,
+        sources: Mapping[int, Sequence[str]] | None = None,
+        host: Host = SYSTEM,
+    ) -> None:
+        """`topics`: every topic that offsets are committed for: brokers forget those of
+        others. `sources`: the source topics of each sub-topology, for tools that show
+        which member reads which partition.
+
+        `info`, `assign` and `alive` run on the thread of the group, `on_event` on
+        whichever thread causes the event. They must return at once.
+        """
+        self.group = group
+        self.alive = alive
+        self.gate = CommitGate(host)
+        self._info = info
+        self._assign = assign
+        self._on_event = on_event
+        self._lock = threading.RLock()
+        self._holdings = Holdings(info().process)
+        self.closed = False
+        self.subscribe(topics, sources or {})
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        with self._lock:
+            return self._holdings.epoch
+
+    def held(self) -> tuple[TaskId, ...]:
+        """Return the tasks that no other member can have."""
+        with self._lock:
+            return self._holdings.held
+
+    def released(self, tasks: Iterable[TaskId], seen: int) -> bool:
+        """Release revoked tasks; return whether another member waits for one."""
+        with self._lock:
+            self._holdings.released(tasks, seen)
+            return self._holdings.wants_rebalance
+
+    def ask(self) -> None:
+        """Join again: what the group knows is out of date."""
+        with self._lock:
+            self._holdings.ask()
+
+    def subscribe(
+        self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
+    ) -> None:
+        """Announce these topics from the next join on."""
+        self._topics = sorted(set(topics))
+        self._sources = dict(sources)
+
+    def close(self) -> None:
+        """Emit no events any more."""
+        with self._lock:
+            self.closed = True
 
     def subscription(self) -> bytes:
-        member = self._of
-        info = member._info()
-        with member._lock:
-            state, nonce = member._holdings.state(info)
-        return encode_subscription(state, nonce, member._topics, member._sources)
+        info = self._info()
+        with self._lock:
+            state, nonce = self._holdings.state(info)
+        return encode_subscription(state, nonce, self._topics, self._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
         """Assign tasks to our members. A foreign process in the group gets none, and
         does not stop the others.
         """
-        member = self._of
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}
         for id_, data in sorted(subscriptions.items()):
@@ -373,66 +405,64 @@ class _Hooks:
             except GroupError as error:
                 strangers[id_] = error
                 log.error("%s It gets no tasks.", error)
-        given = dict(member._assign(states))
+        given = dict(self._assign(states))
         cluster = next((assignment.cluster for assignment in given.values()), Cluster())
         given |= {
             id_: Assignment("", cluster=cluster, error=str(error))
             for id_, error in strangers.items()
         }
-        here = member._holdings.process
+        here = self._holdings.process
         waits = any(
             assignment.waits
             for assignment in given.values()
             if assignment.process == here
         )
         encoded = encode_assignments(
-            given, {} if waits else member._sources
+            given, {} if waits else self._sources
         )  # in the active version its numbers mean other sub-topologies
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:
             log.warning(
                 "group %s has %d bytes of metadata; brokers refuse more than max.message.bytes of __consumer_offsets "
                 "(1 MiB), and then no member gets tasks. Raise that, or run fewer processes with more threads.",
-                member.group,
+                self.group,
                 size,
             )
         return encoded
 
     def may_join(self) -> bool:
-        return self._of._gate.close()
+        return self.gate.close()
 
     def answered(self, generation: int) -> None:
-        member = self._of
-        with member._lock:
-            if (void := member._holdings.answered(generation)) is not None:
+        with self._lock:
+            if (void := self._holdings.answered(generation)) is not None:
                 log.warning(
                     "group %s began generations before %d without an answer to this member: %d tasks are void",
-                    member.group,
+                    self.group,
                     generation,
                     len(void.tasks),
                 )
                 self._tell(void)
 
     def joined(self, generation: int, assignment: bytes) -> bool:
-        member = self._of
         given = (
-            decode_assignment(assignment, f"{member.group}'s leader")
+            decode_assignment(assignment, f"{self.group}'s leader")
             if assignment
-            else Assignment(member._holdings.process)
+            else Assignment(self._holdings.process)
         )
         if given.error:
             raise GroupError(
-                f"the leader of group {member.group} gives this process nothing: {given.error}"
+                f"the leader of group {self.group} gives this process nothing: {given.error}"
             )
-        with member._lock:
-            event = member._holdings.assigned(generation, given)
-            again = member._holdings.wants_rebalance
+        with self._lock:
+            event = self._holdings.assigned(generation, given)
+            again = self._holdings.wants_rebalance
             self._tell(event)
-        member._gate.open()
+        self.gate.open()
         log.info(
             "generation %d of group %s: %d tasks, +%d, -%d",
             generation,
-            member.group,
+            self.group,
             len(event.tasks),
             len(event.added),
             len(event.revoked),
@@ -440,21 +470,19 @@ class _Hooks:
         return again
 
     def lost(self) -> None:
-        member = self._of
-        with member._lock:
-            self._tell(member._holdings.lost())
-        member._gate.open()
+        with self._lock:
+            self._tell(self._holdings.lost())
+        self.gate.open()
 
     def failed(self, error: GroupError) -> None:
-        member = self._of
-        member._gate.open()
-        with member._lock:
+        self.gate.open()
+        with self._lock:
             self._tell(Refused(error))
 
     def _tell(self, event: GroupEvent) -> None:
         """Emit an event. The caller holds the lock, so that events keep their order."""
-        if not self._of._closed:
-            self._of._on_event(event)
+        if not self.closed:
+            self._on_event(event)
 
 
 class CommitGate:

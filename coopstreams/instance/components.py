@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,18 +18,25 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
 from coopstreams.common.extra import need_otel
-from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.active_version import assign_active
 from coopstreams.group.coordinator_interface import Timings
-from coopstreams.group.members import Cluster, MemberInfo
-from coopstreams.group.membership import GroupMember
+from coopstreams.group.members import Cluster
+from coopstreams.group.membership import GroupMember, Participant
+from coopstreams.instance.plan import Plan
+from coopstreams.instance.presence import Presence
+from coopstreams.instance.purge import Purge
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import Standing
+from coopstreams.instance.topic_changes import TopicChanges
 from coopstreams.instance.twins import twins
-from coopstreams.instance.watcher import Watcher
+from coopstreams.instance.watcher import (
+    Lags,
+    Watched,
+    Watcher,
+)
 from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.kafka.wiring import KAFKA, Wiring
 from coopstreams.log.log import Log
@@ -45,34 +51,30 @@ from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
+from coopstreams.status.detector import StallDetector
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failure_handlers import (
     FailureHandler,
-    dead_letter_topics,
-    may_drop,
 )
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.misplaced_topics import Misplaced, Placing
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.resolved_topology import ResolvedTopology, reset_of_topic
+from coopstreams.tasks.resolved_topology import reset_of_topic
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.tasks.tries import Tries
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import Program
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.join_nodes import stores_of
-from coopstreams.topology.graph.nodes import Sink, SubTopology
-from coopstreams.topology.graph.partitions import ResolvedTopics, grown
+from coopstreams.topology.graph.partitions import grown
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic
-from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
 if TYPE_CHECKING:
@@ -82,41 +84,14 @@ log = logging.getLogger(__name__)
 
 WATCHING_S = 1.0
 """How long the watcher waits for one answer."""
+COMPARE_EVERY_S = 60.0
+"""Time between two comparisons of topic ids and partition counts."""
 
 
-@dataclass(slots=True)
 class Components:
-    """The components of one instance, from which it builds its threads."""
-
-    wiring: Wiring
-    config: Config
-    built: Topology
-    """The topology as the user built it: patterns are not resolved."""
-    log: Log
-    watching: Log
-    """A second client of the same cluster, for the watcher: short time-outs; its
-    requests delay no other thread.
+    """The components of one instance, from which it builds its threads. A context
+    manager, which closes them.
     """
-    resolved: ResolvedTopology
-    directory: StateDirectory
-    databases: Databases
-    metrics: Metrics
-    follower: Follower
-    globals: Globals
-    process: str
-    """The name of this run of the process."""
-    refusals: Refusals
-    tallies: Tallies
-    sayings: Sayings
-    outlasting: Outlasting
-    tries: Tries = field(default_factory=Tries, init=False)
-    misplaced: Misplaced = field(default_factory=Misplaced, init=False)
-    deployed: LastVersion
-    restrictions: Restrictions = field(init=False)
-    source_times: SourceTimes = field(init=False)
-    tracing: Callable[[TaskId], RecordSpans] | None = field(init=False)
-    """Makes the spans of a task; None: nothing is traced."""
-    _closing: ExitStack
 
     @staticmethod
     def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Components:
@@ -158,73 +133,91 @@ class Components:
             closing.callback(watching.close)
             deployed = LastVersion(cluster, config, host)
             resolved = resolve_at_start(cluster, topology, config, deployed)
-            subtopologies = {
-                subtopology.id: subtopology
-                for subtopology in resolved.topology.subtopologies
-            }
-            process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
-            databases = Databases(
-                directory,
-                subtopologies,
-                task_buffer_bytes(config, resolved.topics.tasks),
-                lambda part: native_tables(
-                    part, config, caching=config["statestore.cache.max.bytes"] > 0
-                ),
-            )
-            follower = Follower(
-                cluster, application, replication=config["replication.factor"]
-            )
-            follower.check_policy()
-            metrics = Metrics(application, process)
-            sayings = Sayings(host)
-            tallies = Tallies(metrics, host, _store_names(topology))
-            closing.callback(sayings.close)
-            tables = Globals(
-                cluster,
-                topology.global_tables,
-                resolved.topics.partitions,
-                config,
-                tallies.failure,
-                sayings,
-                partial(metrics.dropped, None),
-                host,
-            )
-            closing.callback(tables.stop)
-            shared = (
-                Refusals(cluster, config, host),
-                tallies,
-                sayings,
-                Outlasting.of(config),
-                deployed,
-            )
-            made = resolved, directory, databases, metrics, follower, tables, process
-            components = Components(
-                wiring,
+            plan = Plan(
                 config,
                 topology,
-                cluster,
-                watching,
-                *made,
-                *shared,
-                closing.pop_all(),
+                resolved,
+                directory.process_id,
+                f"{directory.process_id[:8]}-{host.unique()[:8]}",
+            )
+            components = Components(
+                plan, wiring, cluster, watching, directory, deployed, closing
             )
             components.restrictions.look()
             # the watcher continues to read, on its own thread
             components.restrictions.close()
+            components._closing = closing.pop_all()
             return components
 
-    def __post_init__(self) -> None:
-        self.tracing = _tracing(self.config)
-        self.restrictions = Restrictions(
-            self.watching, lambda: self.resolved, self.host
+    def __init__(
+        self,
+        plan: Plan,
+        wiring: Wiring,
+        cluster: Log,
+        watching: Log,
+        directory: StateDirectory,
+        deployed: LastVersion,
+        closing: ExitStack,
+    ) -> None:
+        """Open what needs a checked program.
+
+        `watching`: a second client of the same cluster, for the watcher: short
+        time-outs, and its requests delay no other thread. `closing`: closes what is
+        opened here.
+        """
+        config = plan.config
+        self.plan = plan
+        """The plan that runs. The control thread replaces it as a whole."""
+        self.wiring = wiring
+        self.host = wiring.host
+        self.log = cluster
+        self.watching = watching
+        self.directory = directory
+        self.deployed = deployed
+        self._closing = closing
+        self.databases = Databases(
+            directory,
+            {part.id: part for part in plan.topology.subtopologies},
+            task_buffer_bytes(config, plan.topics.tasks),
+            lambda part: native_tables(
+                part, config, caching=config["statestore.cache.max.bytes"] > 0
+            ),
         )
-        self._closing.callback(self.restrictions.close)
-        self.source_times = SourceTimes(
-            self.follower,
-            lambda: self.resolved,
-            self.config["repartition.idle.ms"],
+        self.follower = Follower(
+            cluster, plan.application, replication=config["replication.factor"]
+        )
+        self.follower.check_policy()
+        self.metrics = Metrics(plan.application, plan.process)
+        self.sayings = Sayings(self.host)
+        closing.callback(self.sayings.close)
+        self.tallies = Tallies(self.metrics, self.host, _store_names(plan.built))
+        self.globals = Globals(
+            cluster,
+            plan.built.global_tables,
+            plan.topics.partitions,
+            config,
+            self.tallies.failure,
+            self.sayings,
+            partial(self.metrics.dropped, None),
             self.host,
         )
+        closing.callback(self.globals.stop)
+        self.restrictions = Restrictions(
+            watching, lambda: self.plan.resolved, self.host
+        )
+        closing.callback(self.restrictions.close)
+        self.source_times = SourceTimes(
+            self.follower,
+            lambda: self.plan.resolved,
+            config["repartition.idle.ms"],
+            self.host,
+        )
+        self.refusals = Refusals(cluster, config, self.host)
+        self.outlasting = Outlasting.of(config)
+        self.tries = Tries()
+        self.misplaced = Misplaced()
+        self.tracing = _tracing(config)
+        """Makes the spans of a task; None: nothing is traced."""
 
     def __enter__(self) -> Self:
         return self
@@ -232,226 +225,92 @@ class Components:
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
-    @property
-    def host(self) -> Host:
-        """The machine that the instance runs on."""
-        return self.wiring.host
-
-    @property
-    def application(self) -> str:
-        """The application id, which is also the group."""
-        return str(self.config["application.id"])
-
-    @property
-    def topology(self) -> Topology:
-        """The topology with its patterns resolved to the current topics."""
-        return self.resolved.topology
-
-    @property
-    def topics(self) -> ResolvedTopics:
-        """The partition counts of all topics."""
-        return self.resolved.topics
-
-    @property
-    def programs(self) -> Mapping[int, Program]:
-        """The program of each sub-topology."""
-        return self.resolved.programs
-
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
-        """Return the timestamp extractor of a source topic, for the reader."""
-        return next(
-            (
-                program.timestamp_of[topic]
-                for program in self.programs.values()
-                if topic in program.timestamp_of
-            ),
-            None,
-        )
+        """Return the timestamp extractor of a source topic, by the plan of now."""
+        return self.plan.timestamp_of(topic)
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return the operator times of a source topic, which the reader hands to tasks
-        that share a partition.
-        """
-        return next(
-            (
-                program.operator_times_of(topic, may_drop=may_drop(self.config))
-                for program in self.programs.values()
-                if topic in program.subtopology.topics
-            ),
-            None,
-        )
+        """Return the operator times of a source topic, by the plan of now."""
+        return self.plan.operator_times_of(topic)
 
     def writers_of(self, topic: str) -> int | None:
-        """Return the number of source partitions of the writers of a timed topic; None:
-        it is none.
+        """Return the number of source partitions of the writers of a timed topic, by
+        the plan of now; None: it is none.
         """
-        return self.resolved.writers.get(topic)
-
-    def transactional_id(self, thread: int) -> str:
-        """Return the transactional id of a stream thread: the same after a restart on
-        the same state folder.
-        """
-        return f"{self.application}-{self.directory.process_id}-{thread}"
+        return self.plan.resolved.writers.get(topic)
 
     def twins(self, cluster: Cluster) -> list[str]:
         """Return a sentence for each other member of the group that has the process id
         of this one.
         """
-        return twins(cluster, self.process, self.directory.folder)
+        return twins(cluster, self.plan.process, self.directory.folder)
 
-    def changelog(self, store: StoreSpec) -> str:
-        """Return the changelog topic of a store."""
-        return changelog_topic(self.application, store.name)
-
-    def subtopology(self, number: int) -> SubTopology:
-        """Return a sub-topology by its number."""
-        return self.programs[number].subtopology
-
-    def member(
-        self,
-        emit: Callable[[Event], None],
-        alive: Callable[[], bool],
-        endpoint: Callable[[], str | None],
-        ending: Callable[[], str],
-        capacity: Callable[[], tuple[int, Sequence[int]]],
-    ) -> GroupMember:
-        """Return this process as a member of the group, not yet joined.
-
-        `capacity`: how many stream threads take tasks, and the numbers of all.
-        """
-
-        def info() -> MemberInfo:
-            threads, numbers = capacity()
-            ids = (
-                tuple(self.transactional_id(number) for number in numbers)
-                if self.config.exactly_once
-                else ()
-            )
-            return MemberInfo(
-                self.process,
-                self.host.called(),
-                endpoint(),
-                threads,
-                ids,
-                ending=ending(),
-                topology=self.restrictions.announced(),
-            )
-
-        assign = partial(assign_active, ranges=self.config["ranges.per.partition"])
-        timings = Timings(
-            session=self.config["session.timeout.ms"],
-            heartbeat=self.config["heartbeat.interval.ms"],
-            connect=self.config["connect.timeout.ms"],
-        )
+    def member(self, presence: Presence, emit: Callable[[Event], None]) -> GroupMember:
+        """Return this process as a member of the group, not yet joined."""
+        config = self.plan.config
         # The previous process of the state folder is dead, since this process has its
         # lock. Under exactly-once, brokers fence the transactions it left. Otherwise
         # only the session time-out keeps its records from the changelogs.
-        predecessor = self.directory.last_member if self.config.exactly_once else ""
-        return GroupMember(
-            self.wiring.coordinator(self.config.client),
-            self.application,
-            self.subscribed,
-            info,
-            assign,
+        predecessor = self.directory.last_member if config.exactly_once else ""
+        participant = Participant(
+            self.plan.application,
+            self.plan.subscribed,
+            presence.info,
+            partial(assign_active, ranges=config["ranges.per.partition"]),
             emit,
-            alive,
-            predecessor=predecessor,
-            sources=self.source_topics,
-            timings=timings,
+            presence.alive,
+            sources=self.plan.source_topics,
             host=self.host,
         )
-
-    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the source partitions of a task; none if this process has not seen its
-        topics yet.
-        """
-        return self.resolved.sources(task)
-
-    @property
-    def subscribed(self) -> list[str]:
-        """All topics that the group commits offsets for.
-
-        The commit topic is among them: brokers expire the offsets of topics to which no
-        member subscribes.
-        """
-        read = {topic for topics in self.source_topics.values() for topic in topics}
-        return sorted(
-            {*self.topology.source_topics, *read, self.follower.partition.topic}
-            - {*self.topology.unordered_topics}
+        return GroupMember(
+            self.wiring.coordinator(config.client),
+            participant,
+            predecessor=predecessor,
+            timings=Timings(
+                session=config["session.timeout.ms"],
+                heartbeat=config["heartbeat.interval.ms"],
+                connect=config["connect.timeout.ms"],
+            ),
+            host=self.host,
         )
-
-    @property
-    def source_topics(self) -> dict[int, tuple[str, ...]]:
-        """The topics that each sub-topology reads in order."""
-        return {
-            part.id: part.topics
-            for part in self.topology.subtopologies
-            if not part.unordered
-        }
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that watches for new topics, not yet started."""
         return PatternSubscription(
             self.log,
-            self.built,
-            self.config,
-            self.resolved,
+            self.plan.built,
+            self.plan.config,
+            self.plan.resolved,
             emit,
             self.host,
             self.deployed,
         )
 
     def thread(
-        self, number: int, member: GroupMember, emit: Callable[[Event], None]
+        self, member: GroupMember, emit: Callable[[Event], None], number: int
     ) -> StreamThread:
         """Return a stream thread, not yet started."""
+        plan = self.plan
+        changelog = cache(partial(changelog_topic, plan.application))
+        places = Places(number, plan.transactional_id(number), changelog, self.written)
         committer = Committer(
             self.log,
             member,
             self.follower,
-            self.config,
-            Places(number, self.transactional_id(number), self.changelog, self.written),
+            plan.config,
+            places,
             self.metrics,
             self.refusals,
             self.host,
         )
+        interval_s = plan.config.commit_interval_s
         return StreamThread(
-            number,
-            committer,
-            emit,
-            self.config.commit_interval_s,
-            self.outlasting,
-            host=self.host,
+            number, committer, emit, interval_s, self.outlasting, host=self.host
         )
 
     def written(self) -> frozenset[str]:
-        """Return all topics that the application writes to."""
-        marked = {
-            topic for program in self.programs.values() for topic in program.idle_ms
-        }
-        return self.results() | marked | {self.follower.partition.topic}
-
-    def results(self) -> frozenset[str]:
-        """Return those of them that have records of its program, internal ones and dead
-        letters included.
-        """
-        internal = {plan.name for plan in self.topics.internal}
-        return frozenset(
-            {
-                *self.topology.sink_topics,
-                *internal,
-                *dead_letter_topics(self.topology, self.config),
-            }
-        )
-
-    def purged(self) -> frozenset[str]:
-        """Return the repartition topics: their records are deleted when they have been
-        processed.
-        """
-        nodes = (node for part in self.topology.subtopologies for node in part.nodes)
-        return frozenset(
-            node.topic for node in nodes if isinstance(node, Sink) and node.internal
-        )
+        """Return all topics that the application writes to now."""
+        return self.plan.written
 
     def opener(
         self,
@@ -461,12 +320,14 @@ class Components:
         listener: RestoreListener,
     ) -> Opener:
         """Return the thread that opens tasks, not yet started."""
+        plan = self.plan
+        config = plan.config
         position_check = PositionCheck(
-            self.application,
+            plan.application,
             self.log,
             member,
-            lambda: self.resolved,
-            self.changelog,
+            lambda: self.plan.resolved,
+            plan.changelog,
             lambda: self.deployed.new_repartitions,
         )
         positions = Positions(
@@ -474,24 +335,22 @@ class Components:
             member,
             self.follower,
             self.sources,
-            lambda topic: reset_of_topic(self.topology, self.config, topic),
-            self.transactional_id(0),
+            lambda topic: reset_of_topic(self.plan.topology, config, topic),
+            plan.transactional_id(0),
             begun=position_check.check,
-            purged=frozenset() if self.config.exactly_once else self.purged(),
+            purged=frozenset() if config.exactly_once else plan.purged,
             host=self.host,
         )
-        place = self.config["snapshots.dir"]
-        snapshots = (
-            Snapshots(place, self.application, self.directory.folder / "snapshots")
-            if place
-            else None
-        )
+        snapshots = None
+        if place := config["snapshots.dir"]:
+            folder = self.directory.folder / "snapshots"
+            snapshots = Snapshots(place, plan.application, folder)
         restores = Restores(
-            self.log, self.changelog, snapshots, self.metrics, listener, self.host
+            self.log, plan.changelog, snapshots, self.metrics, listener, self.host
         )
         # Match the whole id: the id of another application may have the same beginning.
         form = re.compile(
-            re.escape(self.application)
+            re.escape(plan.application)
             + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+"
         )
         barrier = Barrier(
@@ -501,7 +360,7 @@ class Components:
             lambda dead: self.log.settle(dead, self.written()),
             self.host,
         )
-        sinks = SinkOpenings(self.application, self.log, self.follower.wake, self.host)
+        sinks = SinkOpenings(plan.application, self.log, self.follower.wake, self.host)
         return Opener(
             member,
             self.follower,
@@ -509,8 +368,8 @@ class Components:
             self.databases,
             lambda epoch: self.directory.begin(
                 self.deployed.take_over(
-                    self.topology,
-                    self.topics.partitions,
+                    self.plan.topology,
+                    self.plan.topics.partitions,
                     lambda: member.sure(epoch),
                     member,
                 )
@@ -520,85 +379,111 @@ class Components:
             self.host,
         )
 
-    def watcher(
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the source partitions of a task; none if this process has not seen its
+        topics yet.
+        """
+        return self.plan.resolved.sources(task)
+
+    def topic_changes(
         self,
         standing: Callable[[], Standing],
+        stall_detector: StallDetector,
         emit: Callable[[Event], None],
-        paused: Callable[[], bool],
-        all_read: Callable[[TopicPartition, int], bool],
-        sure: Callable[[int], bool],
+    ) -> TopicChanges:
+        """Return what compares topics with those that running tasks were opened with."""
+        return TopicChanges(
+            self.watching,
+            self.plan.changelog,
+            self.globals.topic_ids,
+            self.grown,
+            standing,
+            stall_detector,
+            emit,
+        )
+
+    def watcher(
+        self,
+        watched: Watched,
+        stall_detector: StallDetector,
+        topics: TopicChanges,
+        member: GroupMember,
+        emit: Callable[[Event], None],
     ) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet
         started.
-
-        `all_read`: `Dispatcher.all_read`. `sure`: `GroupMember.sure`.
         """
-        purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
-        rests_s = (
-            self.config.commit_interval_s
-            + max(0, self.config["max.task.idle.ms"]) / 1000
-        )
-        return Watcher(
+        # The replicas are asked over the connections that the opener has already: so
+        # they are known in an outage, too.
+        lags = Lags(
             self.watching,
             # The replicas are asked over the connections that the opener has already:
             # so they are known in an outage, too.
             self.log.silent_replicas,
             self.metrics,
             self.tallies,
-            self.sayings,
-            standing,
-            self.purged(),
-            purge_every_s,
-            rests_s,
-            emit,
-            self.changelog,
-            self.globals.topic_ids,
-            self.restrictions.look,
-            lambda: grown(
-                self.topology, self.topics.partitions, self.watching.partitions()
-            ),
-            paused,
-            all_read,
-            sure,
+            watched,
+            stall_detector,
             self.host,
+        )
+        purge = Purge(self.watching, self.plan.purged, watched.standing, member.sure)
+        purge_s = self.plan.config["repartition.purge.interval.ms"] / 1000
+        looks = (
+            (0, self.sayings.tick),
+            (0, partial(self._look_at_policy, emit)),
+            (0, lags.look),
+            (purge_s, purge.purge),
+            (COMPARE_EVERY_S, topics.compare),
+        )
+        return Watcher(looks, stall_detector, emit, self.host)
+
+    def _look_at_policy(self, emit: Callable[[Event], None]) -> None:
+        if (changed := self.restrictions.look()) is not None:
+            emit(changed)
+
+    def grown(self) -> Mapping[str, str]:
+        """Return the source topics that have got partitions, which no task reads, in
+        words.
+        """
+        return grown(
+            self.plan.topology,
+            self.plan.topics.partitions,
+            self.watching.partitions(),
         )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
+        plan = self.plan
+        config = plan.config
         tally = Tally()
         on_failure = FailureHandler(
             opened.id,
-            self.config,
+            config,
             partial(self.tallies.failed, opened.id, tally),
             dead_letter.dead_letter,
             self.sayings,
             tries=self.tries,
-            topics=self.topology.dead_letter_topics,
+            topics=plan.topology.dead_letter_topics,
         )
-        return Task(
-            opened,
-            self.programs[opened.id.subtopology],
-            on_failure,
-            tally,
-            TaskSettings(
-                caching=self.config["statestore.cache.max.bytes"] > 0,
-                by_key=self.restrictions.policy.accepts_individual_commit,
-                max_idle_ms=self.config["max.task.idle.ms"],
-                exactly_once=self.config.exactly_once,
-            ),
-            TaskServices(
-                partitions=cache(self.partitions),
-                global_tables=self.globals.rows,
-                host=self.host,
-                latency=partial(self.metrics.latency, opened.id.subtopology),
-                spans=None if self.tracing is None else self.tracing(opened.id),
-                placing=Placing(
-                    self.subtopology(opened.id.subtopology),
-                    self.topics.partitions,
-                    self.misplaced,
-                ),
+        settings = TaskSettings(
+            caching=config["statestore.cache.max.bytes"] > 0,
+            by_key=self.restrictions.policy.accepts_individual_commit,
+            max_idle_ms=config["max.task.idle.ms"],
+            exactly_once=config.exactly_once,
+        )
+        number = opened.id.subtopology
+        services = TaskServices(
+            partitions=cache(self.partitions),
+            global_tables=self.globals.rows,
+            host=self.host,
+            latency=partial(self.metrics.latency, number),
+            spans=None if self.tracing is None else self.tracing(opened.id),
+            placing=Placing(
+                plan.subtopology(number), plan.topics.partitions, self.misplaced
             ),
         )
+        program = plan.programs[number]
+        return Task(opened, program, on_failure, tally, settings, services)
 
     def partitions(self, topic: str) -> int:
         """Return the partition count of a topic that the application writes to.

@@ -383,14 +383,16 @@ class CoopStreams:
         if not config["http.listen"]:
             if config["application.server"]:  # the program answers there, with `asgi()`
                 scheme = "https" if config["http.ssl.certificate.location"] else "http"
-                self.url = instance.url = url_of(config["application.server"], scheme)
+                self.url = instance.presence.url = url_of(
+                    config["application.server"], scheme
+                )
             return None
         server = QueryServer(
             config["http.listen"],
             config["application.server"],
             Access.of(config.values),
         )
-        self.url = instance.url = server.url
+        self.url = instance.presence.url = server.url
         server.start(serving, instance.components.metrics, self._limits)
         log.info("queries are answered at %s", server.url)
         return server

@@ -81,6 +81,21 @@ class _Partition:
     something has, or it was not.
     """
 
+    def place(self) -> None:
+        """Order the routes, and go to the first offset that a task needs.
+
+        Forward, too: the owner of the records in between may have processed and deleted
+        them.
+        """
+        self.routes.sort(key=lambda route: route.task.id)
+        first = min((route.next for route in self.routes), key=lambda at: at.offset)
+        if self.at is None or first.offset != self.at.offset:
+            self.at = first
+            self.at_end = False
+            self.silent_since = None
+            if self.silence is not None:
+                self.silence.broken()
+
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -272,61 +287,44 @@ class Dispatcher:
         """Set the reader's positions and routes after the tasks of these partitions
         changed.
         """
-        for source in sources:
-            partition = self._partitions.get(source)
-            if partition is None:
-                continue
-            partition.routes.sort(key=lambda route: route.task.id)
-            first = min(
-                (route.next for route in partition.routes), key=lambda at: at.offset
-            )
-            # Seek forward, too: the owner of the records in between may have processed
-            # and deleted them.
-            if partition.at is None or first.offset != partition.at.offset:
-                partition.at = first
-                partition.at_end = False
-                partition.silent_since = None
-                if partition.silence is not None:
-                    partition.silence.broken()
-        self._read = {at: _Read.of(each) for at, each in self._partitions.items()}
+        partitions = self._partitions
+        read = [source for source in sources if source in partitions]
+        for source in read:
+            partitions[source].place()
+        self._read = {at: _Read.of(each) for at, each in partitions.items()}
         self._published = self._published[0], dict(self._read)
         self._reader.assign(
             {
                 source: partition.at or Position(0, NO_STREAM_TIME)
-                for source, partition in self._partitions.items()
+                for source, partition in partitions.items()
             }
         )
-        for source in sources:
-            partition = self._partitions.get(source)
-            if partition is None:
-                continue
-            ranges = [route.task.id.key_range for route in partition.routes]
-            for route in partition.routes:
-                route.task.program.elsewhere = (
-                    not route.task.id.key_range.is_whole or bool(route.task.idle_ms)
-                )
-            operator_times = (
-                self._noting(source, self._operator_times_of(source.topic))
-                if any(route.task.program.shared for route in partition.routes)
-                else None
+        for source in read:
+            self._route(source, partitions[source])
+
+    def _route(self, source: TopicPartition, partition: _Partition) -> None:
+        """Have the reader deal the records of a partition to its tasks."""
+        tasks = [route.task for route in partition.routes]
+        for task in tasks:
+            task.program.elsewhere = not task.id.key_range.is_whole or bool(
+                task.idle_ms
             )
-            timestamps = self._timestamp_of(source.topic)
-            marked = partition.silence is not None
-            advances = any(route.task.program.foresees for route in partition.routes)
-            self._reader.route(
-                source,
-                ranges,
-                timestamps,
-                operator_times,
-                time_marks=marked,
-                advances=advances,
-                writers=self._writers_of(source.topic),
-            )
-            if partition.at_end and partition.at is not None:
-                for slot, route in enumerate(partition.routes):
-                    route.thread.deliver(
-                        route.task, RecordBatch.ended(source, slot, partition.at)
-                    )
+        operator_times = None
+        if any(task.program.shared for task in tasks):
+            operator_times = self._noting(source, self._operator_times_of(source.topic))
+        self._reader.route(
+            source,
+            [task.id.key_range for task in tasks],
+            self._timestamp_of(source.topic),
+            operator_times,
+            time_marks=partition.silence is not None,
+            advances=any(task.program.foresees for task in tasks),
+            writers=self._writers_of(source.topic),
+        )
+        if partition.at_end and partition.at is not None:
+            for slot, route in enumerate(partition.routes):
+                ended = RecordBatch.ended(source, slot, partition.at)
+                route.thread.deliver(route.task, ended)
 
     def _noting(
         self, source: TopicPartition, reached: OperatorTimeColumns | None

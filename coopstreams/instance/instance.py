@@ -15,14 +15,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 
 from coopstreams.common.backoff import BackOff
 from coopstreams.common.host import Empty, Inbox
 from coopstreams.group.holdings import Assigned, Lost, Refused
-from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.instance.leftovers import Leftovers
+from coopstreams.instance.presence import Presence
 from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import (
@@ -32,6 +34,7 @@ from coopstreams.instance.task_registry import (
     State,
     TaskRegistry,
 )
+from coopstreams.instance.watcher import Watched
 from coopstreams.status.detector import StallDetector
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
@@ -53,6 +56,7 @@ from coopstreams.tasks.lifecycle import (
     StreamsState,
     StreamThreadExceptionResponse,
 )
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
@@ -68,10 +72,6 @@ DOUBT_S = 0.05
 """How often the control thread checks, while an error is held, whether the group has
 confirmed this process.
 """
-ENDING_CHARACTERS = 500
-"""Most characters of an error that all members of the group get: brokers limit the size
-of member metadata.
-"""
 
 
 class Instance:
@@ -82,10 +82,8 @@ class Instance:
 
     def __init__(self, components: Components, lifecycle: Lifecycle) -> None:
         self.components = components
-        self._host = components.host
         self.lifecycle = lifecycle
-        self._ending = ""
-        """Why all instances are to stop, for the other members."""
+        self._host = components.host
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
         self._leftovers = Leftovers(components.databases, self.registry)
@@ -100,57 +98,46 @@ class Instance:
         """Whether the instance has asked, or is about to ask, to join the group: then
         `stop` has to drain.
         """
-        self._threaded = (
-            False  # whether threads were started, which close what they use
-        )
-        self.url: str | None = None
-        """The address of the query server; set before `run`, so that the group learns
-        it.
-        """
+        # Whether threads were started, which close what they use.
+        self._threaded = False
         self.began = self._host.now()
-        self.paused = False
-        self._threads = StreamThreads(
-            components.config["num.stream.threads"],
-            lambda number: components.thread(number, self.member, self._tell),
-            self._tell,
-        )
-        self.member = components.member(
-            self._tell,
-            self._alive,
-            lambda: self.url,
-            lambda: self._ending,
-            self._threads.capacity,
-        )
-        self._threads.make()
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Dead stream threads: when the successor's back-off ends, and the error of the
         dead thread.
         """
-        self.opener = components.opener(
-            self.member, self._tell, self._follower_moved, lifecycle.restore_listener
-        )
+        plan = components.plan
         self._dispatcher = Dispatcher(
             components.log.reader(),
             components.timestamp_of,
             components.operator_times_of,
             components.writers_of,
             components.source_times,
-            components.config["max.bytes.key.range.cache"],
+            plan.config["max.bytes.key.range.cache"],
             components.metrics,
             self._host,
         )
+        self._threads = StreamThreads(plan.config["num.stream.threads"], self._tell)
+        announced = components.restrictions.announced
+        self.presence = Presence(plan, self._threads, announced, self._host)
+        self.member = components.member(self.presence, self._tell)
+        self._threads.make(partial(components.thread, self.member, self._tell))
+        self.opener = components.opener(
+            self.member, self._tell, self._threads.look, lifecycle.restore_listener
+        )
         self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
-        watched = (
-            lambda: self.standing,
-            self._tell,
-            lambda: self.paused,
-            self._dispatcher.all_read,
-            self.member.sure,
+        stall_detector = StallDetector.of(plan.config)
+        watched = Watched(
+            lambda: self.standing, self._threads.paused, self._dispatcher.all_read
         )
-        self._watcher = components.watcher(*watched)
+        self._topic_changes = components.topic_changes(
+            watched.standing, stall_detector, self._tell
+        )
+        self._watcher = components.watcher(
+            watched, stall_detector, self._topic_changes, self.member, self._tell
+        )
 
     def run(self) -> None:
         """Run as a member of the group until `stop`; then drain, commit, leave.
@@ -230,8 +217,12 @@ class Instance:
         """
         if paused is not self.paused:
             log.info("processing is paused" if paused else "processing goes on")
-        self.paused = paused
         self._threads.pause(paused)
+
+    @property
+    def paused(self) -> bool:
+        """Whether processing is paused."""
+        return self._threads.paused()
 
     @property
     def busy(self) -> bool:
@@ -297,33 +288,51 @@ class Instance:
         """Handle the events, then fetch once, unless an error is held. Return an error
         that counts.
         """
-        try:
-            block = not self._dispatcher or bool(self._doubts.held)
+        failure = self._handle_events()
+        if failure is not None:
+            return failure
+        self._leftovers.look(self._host.now())
+        if self._doubts.held:
+            return self._settle_doubts()
+        return self._fetch()
+
+    def _handle_events(self) -> Failed | None:
+        """Handle the events that have come; wait for one if nothing can be fetched.
+        Return an error that counts.
+        """
+        wait_s = 0.0
+        if self._doubts.held:
+            wait_s = DOUBT_S
+        elif not self._dispatcher:
+            wait_s = WAIT_S
+        with suppress(Empty):
             while True:
-                wait_s = DOUBT_S if self._doubts.held else WAIT_S
                 event = (
                     self._inbox.get(timeout=wait_s)
-                    if block
+                    if wait_s
                     else self._inbox.get_nowait()
                 )
-                block = False
+                wait_s = 0.0
                 failure = self._handle(event)
                 doubtful = failure is not None and self._doubtful(failure)
                 self._publish()
                 if failure is not None and not doubtful:
                     return failure
-                settled = self._settled()
-                self.lifecycle.to(
-                    StreamsState.RUNNING if settled else StreamsState.REBALANCING
-                )
-                self._leftovers.note(self._takes_tasks(), self._host.now())
-                if settled and (moving := self._threads.to_move(self._homes)):
-                    self._do(self.registry.reopen(moving))
-        except Empty:
-            pass
-        self._leftovers.look(self._host.now())
-        if self._doubts.held:
-            return self._settle_doubts()
+                self._note_state()
+        return None
+
+    def _note_state(self) -> None:
+        """Tell the listeners whether all tasks are open; then spread them over the
+        threads, if one was added.
+        """
+        settled = self._settled()
+        self.lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
+        self._leftovers.note(self._takes_tasks(), self._host.now())
+        if settled and (moving := self._threads.to_move(self._homes)):
+            self._do(self.registry.reopen(moving))
+
+    def _fetch(self) -> Failed | None:
+        """Fetch once, and hand the records to the stream threads."""
         try:
             if self._dispatcher:
                 self._dispatcher.move(WAIT_S)
@@ -333,7 +342,7 @@ class Instance:
             else:
                 self._doubtful(Failed(error, "reader"))
         except SystemExit as error:
-            # the reader runs functions of the program, too: see `operator_time`
+            # The reader runs functions of the program, too: see `operator_time`.
             return Failed(error, "reader")
         return None
 
@@ -343,11 +352,6 @@ class Instance:
         """
         self._inbox.put(event)
         self._dispatcher.wake()
-
-    def _follower_moved(self) -> None:
-        """Have idle stream threads check whether there is something to commit now."""
-        for thread in self._threads:
-            thread.look()
 
     def _doubtful(self, failure: Failed) -> bool:
         """Hold an error that a lost membership may explain, and ask the group; return
@@ -379,7 +383,7 @@ class Instance:
             )
             if failure.thread is not None:
                 self._replace(failure)
-        return None if counts is None else self._watcher.explained(counts)
+        return None if counts is None else self._topic_changes.explained(counts)
 
     def _failed_at_last(self) -> Failed | None:
         """Return the error of a stream thread that failed while the instance drained."""
@@ -399,50 +403,15 @@ class Instance:
                     return event
         return None
 
-    def _handle(self, event: Event) -> Failed | None:  # noqa: C901
+    def _handle(self, event: Event) -> Failed | None:
+        """Handle one event; return the error that it brings."""
         match event:
             case Failed(thread=thread):
                 if thread is not None:
                     self.components.metrics.thread_failed(thread)
                 return event
             case Assigned():
-                self._say_why(event.waits)
-                self._assigned = event
-                self._doubts.epoch = event.epoch
-                if ended := next(
-                    (
-                        member.info
-                        for member in event.cluster.members
-                        if member.info.ending
-                    ),
-                    None,
-                ):
-                    why = f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
-                    return Failed(ApplicationStoppedError(why), "group")
-                for message in self.components.twins(event.cluster):
-                    log.error("%s", message)
-                self.components.metrics.rebalanced(event.generation)
-                self.components.directory.note_member(self.member.id)
-                self._threads.known(self._known_threads(event.cluster))
-                self.opener.follow_generation(event)
-                self._do(self.registry.assigned(event.added, event.revoked))
-                if not all(self.components.sources(task) for task in event.added):
-                    self._subscription.hurry()
-            case ThreadAdded() | ThreadRemoved() | ThreadEnded():
-                self._change_threads(event)
-            case Matched(resolved):
-                before = self.components.resolved
-                self.components.resolved = resolved
-                self.member.subscribe(
-                    self.components.subscribed, self.components.source_topics
-                )
-                self._do(
-                    self.registry.reopen(self.registry.of(resolved.changed(before)))
-                )
-            case PolicyChanged(announced, reopened):
-                if announced:
-                    self.member.rejoin()
-                self._do(self.registry.reopen(self.registry.of(reopened)))
+                return self._take_assignment(event)
             case Refused(error):
                 return Failed(error, "group")
             case Lost(epoch):
@@ -451,19 +420,69 @@ class Instance:
                     "the group has removed this process; uncommitted records are processed again"
                 )
                 self._do(self.registry.lost())
+            case Matched(resolved):
+                self._read_topics(resolved)
+            case PolicyChanged(announced, reopened):
+                if announced:
+                    self.member.rejoin()
+                self._do(self.registry.reopen(self.registry.of(reopened)))
+            case ThreadAdded() | ThreadRemoved() | ThreadEnded():
+                self._change_threads(event)
+            case Opened() | Closed() | Aborted() | Cancelled():
+                return self._change_task(event)
+        return None
+
+    def _take_assignment(self, event: Assigned) -> Failed | None:
+        """Open and give up tasks as the group wants it; return the error with which
+        another process has all stop.
+        """
+        self._say_why(event.waits)
+        self._assigned = event
+        self._doubts.epoch = event.epoch
+        for member in event.cluster.members:
+            if member.info.ending:
+                info = member.info
+                why = f"{info.process} on {info.host} has all instances stop: {info.ending}"
+                return Failed(ApplicationStoppedError(why), "group")
+        for message in self.components.twins(event.cluster):
+            log.error("%s", message)
+        self.components.metrics.rebalanced(event.generation)
+        self.components.directory.note_member(self.member.id)
+        self._threads.known(self.presence.known_threads(event.cluster))
+        self.opener.follow_generation(event)
+        self._do(self.registry.assigned(event.added, event.revoked))
+        if not all(self.components.sources(task) for task in event.added):
+            self._subscription.hurry()
+        return None
+
+    def _read_topics(self, resolved: ResolvedTopology) -> None:
+        """Read the topics that match the patterns now; tasks with others are opened
+        again.
+        """
+        before = self.components.plan
+        plan = self.components.plan = replace(before, resolved=resolved)
+        self.member.subscribe(plan.subscribed, plan.source_topics)
+        changed = resolved.changed(before.resolved)
+        self._do(self.registry.reopen(self.registry.of(changed)))
+
+    def _change_task(
+        self, event: Opened | Closed | Aborted | Cancelled
+    ) -> Failed | None:
+        """Note what has become of tasks. An earlier incarnation of a task was already
+        given up.
+        """
+        match event:
             case Opened(incarnation):
                 self._opened[incarnation.id] = incarnation
                 try:
                     self._do(self.registry.opened(incarnation.id))
-                except (
-                    CoopStreamsError
-                ) as error:  # an operator reads rows when it begins, as `suppress` does
+                except CoopStreamsError as error:
+                    # An operator reads rows when it begins, as `suppress` does.
                     return Failed(error, f"task {incarnation.id}")
             case Closed(task) if self._tasks.get(task.id) is task:
                 self._do(self.registry.closed(task.id))
-                self._forget(
-                    [task]
-                )  # last: what has moved away is deleted while the database is open
+                # Last: what has moved away is deleted while the database is open.
+                self._forget([task])
             case Aborted(tasks, held=held):
                 if held is not None:
                     self.opener.hold(held)
@@ -474,8 +493,6 @@ class Instance:
             case Cancelled(task_id):
                 self.components.metrics.task_closed(task_id)
                 self._do(self.registry.closed(task_id))
-            case _:
-                pass  # an earlier incarnation of a task: it was already given up
         return None
 
     def _change_threads(self, event: ThreadAdded | ThreadRemoved | ThreadEnded) -> None:
@@ -490,15 +507,9 @@ class Instance:
                 # The thread closes its tasks before it ends, because that message comes
                 # first; other threads open them.
                 if (leaves := self._threads.leaves(number)) is not None:
-                    self._do(
-                        self.registry.reopen(
-                            [
-                                task
-                                for task, home in self._homes.items()
-                                if home is leaves
-                            ]
-                        )
-                    )
+                    homes = self._homes.items()
+                    moving = [task for task, home in homes if home is leaves]
+                    self._do(self.registry.reopen(moving))
                     leaves.retire()
                 self.member.rejoin()
             case ThreadEnded(number):
@@ -565,8 +576,9 @@ class Instance:
         """Stop all instances: the member info of this one carries the error, which all
         get with the next assignment.
         """
-        self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
-        give_up = self._host.now() + self.components.config["session.timeout.ms"] / 1000
+        self.presence.end(error)
+        session_s = self.components.plan.config["session.timeout.ms"] / 1000
+        give_up = self._host.now() + session_s
         self.member.rejoin()
         while (left := give_up - self._host.now()) > 0:
             try:
@@ -586,34 +598,36 @@ class Instance:
         # First: a query must not take a task for open that is about to be closed.
         self._publish()
         for action in actions:
+            id_ = action.task
             match action.do:
                 case Do.OPEN:
                     assert self._assigned is not None
-                    self.opener.open(action.task, self._assigned.epoch)
+                    self.opener.open(id_, self._assigned.epoch)
                 case Do.CANCEL:
-                    self.opener.cancel(action.task)
+                    self.opener.cancel(id_)
                 case Do.RUN:
-                    self._start(self._opened.pop(action.task))
+                    self._start(self._opened.pop(id_))
                 case Do.DROP:
-                    if (session := self._opened.pop(action.task).sink) is not None:
-                        session.close()
-                    self.components.databases.leave(action.task)
-                    self.components.metrics.task_closed(action.task)
+                    self._drop(self._opened.pop(id_))
                 case Do.CLOSE | Do.CLOSE_DIRTY:
                     dirty = action.do is Do.CLOSE_DIRTY
-                    task = self._tasks[action.task]
-                    self._dispatcher.close(task)
-                    closing.setdefault(self._homes[action.task], []).append(task)
+                    self._dispatcher.close(self._tasks[id_])
+                    closing.setdefault(self._homes[id_], []).append(self._tasks[id_])
                 case Do.RELEASE:
-                    self.components.databases.moved_away(
-                        action.task, self.registry.here
-                    )
-                    released.append(action.task)
+                    self.components.databases.moved_away(id_, self.registry.here)
+                    released.append(id_)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
         if released:
             assert self._assigned is not None
             self.member.released(released, self._assigned.serial)
+
+    def _drop(self, opened: Incarnation) -> None:
+        """Close what was opened for a task that is not wanted any more."""
+        if opened.sink is not None:
+            opened.sink.close()
+        self.components.databases.leave(opened.id)
+        self.components.metrics.task_closed(opened.id)
 
     def _start(self, incarnation: Incarnation) -> None:
         home = self._threads.home(incarnation.id, self._homes)
@@ -624,20 +638,6 @@ class Instance:
         self._dispatcher.open(task, home)
         log.info("task %s runs on thread %d", task.id, home.number)
 
-    def _known_threads(self, cluster: Cluster) -> list[int]:
-        """Return the numbers of the stream threads whose transactional ids all members
-        of a generation know.
-        """
-        _, numbers = self._threads.capacity()
-        known = (
-            cluster.transactional_ids if self.components.config.exactly_once else None
-        )
-        return [
-            n
-            for n in numbers
-            if known is None or self.components.transactional_id(n) in known
-        ]
-
     def _forget(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
             self._dispatcher.close(task)
@@ -646,21 +646,13 @@ class Instance:
             self._publish()
             self.components.closed(task)
 
-    def _alive(self) -> bool:
-        """Whether every stream thread has moved lately; otherwise this member leaves
-        (`max.poll.interval.ms`).
-        """
-        limit = self.components.config["max.poll.interval.ms"] / 1000
-        return all(
-            self._host.now() - thread.moved_at < limit for thread in self._threads
-        )
-
     def _close(self, *, clean: bool) -> None:
         """Close everything, in order: stop reading, commit, leave the group, close the
         reader. Each, whatever fails.
         """
         deadline = (
-            self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
+            self._host.now()
+            + self.components.plan.config["transaction.timeout.ms"] / 1000
         )
         with ExitStack() as closing:  # calls the last one first
             for end in (

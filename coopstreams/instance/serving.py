@@ -98,11 +98,11 @@ class Serving:
         self._components = instance.components
         self._placement: tuple[object, Placement] = (
             None,
-            Placement(-1, instance.components.process, ()),
+            Placement(-1, instance.components.plan.process, ()),
         )
         self._specs = {
             store.name: store
-            for subtopology in instance.components.topology.subtopologies
+            for subtopology in instance.components.plan.topology.subtopologies
             for store in subtopology.stores
         }
         self._stores: tuple[object, object, dict[str, StoreInfo]] = (None, None, {})
@@ -110,21 +110,24 @@ class Serving:
     @property
     def application(self) -> str:
         """The application id."""
-        return self._components.application
+        return self._components.plan.application
 
     @property
     def topology(self) -> Structure:
         """The program that runs."""
-        return self._components.topology
+        return self._components.plan.topology
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
-        topics = self._components.topics
+        topics = self._components.plan.topics
         misplaced = self._components.misplaced.topics
         known, then, stores = self._stores
         if known is not topics or then is not misplaced:
             stores = stores_of(
-                self._components.topology, topics.tasks, topics.partitions, misplaced
+                self._components.plan.topology,
+                topics.tasks,
+                topics.partitions,
+                misplaced,
             )
             self._stores = (topics, misplaced, stores)
         return stores
@@ -138,7 +141,10 @@ class Serving:
             # In another version of the topology the same task ids mean other tasks.
             members = assigned.cluster.members
             foreign = bool(assigned.waits)
-            https = self._components.config["http.ssl.certificate.location"] is not None
+            https = (
+                self._components.plan.config["http.ssl.certificate.location"]
+                is not None
+            )
             peers = tuple(
                 peer_of(
                     member.info.process,
@@ -151,7 +157,10 @@ class Serving:
             self._placement = (
                 assigned,
                 Placement(
-                    assigned.generation, self._components.process, peers, assigned.waits
+                    assigned.generation,
+                    self._components.plan.process,
+                    peers,
+                    assigned.waits,
                 ),
             )
         return self._placement[1]
@@ -208,7 +217,7 @@ class Serving:
         now = made.host.now()
         standing = instance.standing
         assigned = standing.assigned
-        ranges = made.config["ranges.per.partition"]
+        ranges = made.plan.config["ranges.per.partition"]
         member = instance.member
         return Seen(
             now=now,
@@ -226,8 +235,8 @@ class Serving:
             },
             homes=standing.homes,
             stalls=instance.stalls,
-            nodes=made.topology.nodes,
-            limit_s=made.config["max.poll.interval.ms"] / 1000,
+            nodes=made.plan.topology.nodes,
+            limit_s=made.plan.config["max.poll.interval.ms"] / 1000,
             reader_s=instance.reader.asking_s,
             reader=instance.reader.asking_for,
             shares=instance.share.figures(),
@@ -256,12 +265,12 @@ class Serving:
         health = self.health()
         placement = self.placement()
         version = short(
-            tuple(part.fingerprint for part in self._components.resolved.announced)
+            tuple(part.fingerprint for part in self._components.plan.resolved.announced)
         )
         uptime_s = self._components.host.now() - self._instance.began
         return InstanceStatus(
             id=placement.here,
-            url=self._instance.url,
+            url=self._instance.presence.url,
             state=self._state(standing),
             generation=placement.generation,
             uptime_s=round(uptime_s, 1),

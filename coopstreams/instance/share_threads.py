@@ -22,14 +22,14 @@ def share_members(
     """
     programs = [
         program
-        for program in components.programs.values()
+        for program in components.plan.programs.values()
         if program.subtopology.unordered
     ]
-    count = components.config["num.stream.threads"] if programs else 0
+    count = components.plan.config["num.stream.threads"] if programs else 0
     threads = [
         _thread(components, number, programs, emit, holds) for number in range(count)
     ]
-    group = share_group(components.application)
+    group = share_group(components.plan.application)
     return ShareMembers(group, threads, components.host)
 
 
@@ -40,7 +40,8 @@ def _thread(
     emit: Callable[[Event], None],
     holds: Callable[[], str],
 ) -> ShareThread:
-    config = made.config
+    plan = made.plan
+    config = plan.config
     writer = made.log.writer(None, made.written)
     lock_ms = config["share.record.lock.duration.ms"]
     settings = {
@@ -56,7 +57,7 @@ def _thread(
         made.refusals,
         cache(made.partitions),
         made.globals.rows,
-        made.topology.dead_letter_topics,
+        plan.topology.dead_letter_topics,
         made.host,
     )
     times = ShareTimes(
@@ -68,9 +69,9 @@ def _thread(
         number,
         lambda: KafkaShare(
             client_settings(config),
-            share_group(made.application),
+            share_group(plan.application),
             settings,
-            made.results(),
+            plan.results,
         ),
         [SharedWork(number, program, writer, services) for program in programs],
         writer,
@@ -85,5 +86,7 @@ def _forbidden(made: Components) -> str:
     """Return, in words, which policy forbids processing in the broker's order; empty:
     none does.
     """
-    reason = made.restrictions.policy.forbids_ranges(made.topology.unordered_topics)
+    reason = made.restrictions.policy.forbids_ranges(
+        made.plan.topology.unordered_topics
+    )
     return reason and f"{reason} (`coopstreams policy get`)"

@@ -36,11 +36,9 @@ class StreamThreads:
     def __init__(
         self,
         threads: int,
-        make: Callable[[int], StreamThread],
         tell: Callable[[Event], None],
     ) -> None:
-        """`make` returns a thread with this number, not yet started; `start` calls it."""
-        self._make = make
+        self._make: Callable[[int], StreamThread]
         self._tell = tell
         self._threads: dict[int, StreamThread] = {}
         self._numbers = set(range(threads))
@@ -55,11 +53,18 @@ class StreamThreads:
         self._paused = False
         self._lock = threading.Lock()
 
+    def paused(self) -> bool:
+        """Whether processing is paused."""
+        return self._paused
+
     def __iter__(self) -> Iterator[StreamThread]:
         return iter(list(self._threads.values()))
 
-    def make(self) -> None:
-        """Make the first threads."""
+    def make(self, make: Callable[[int], StreamThread]) -> None:
+        """Make the first threads, and those that are added later, by this function: it
+        returns a thread with a number, not yet started.
+        """
+        self._make = make
         self._threads = {number: self._make(number) for number in sorted(self._numbers)}
 
     def start(self) -> None:
@@ -166,6 +171,11 @@ class StreamThreads:
             self._paused = paused
             for thread in self:
                 thread.pause(paused)
+
+    def look(self) -> None:
+        """Have idle threads check whether there is something to commit now."""
+        for thread in self:
+            thread.look()
 
     def _pause_as_all(self, thread: StreamThread) -> None:
         with self._lock:

@@ -1,21 +1,12 @@
 """The watcher: a thread that measures lags and rates, finds stalled tasks, counts,
-looks at the cluster's policy, and purges repartition topics.
-
-It also compares the topic ids of running tasks with those at their opening. A recreated
-source ends the instance, and so does the recreated topic of a global table, of which
-the reader would go on in the middle of the new one. If a changelog was deleted, the
-local state is right as long as its task runs; the next opening restores only what was
-written since. So the watcher reports it, and the tasks go on. (Turned down: opening
-them again at once. It would lose state that can still be rebuilt from the source.) A
-source that has got partitions is reported as well: no task reads them, and none can
-before all instances start anew.
+looks at the cluster's policy, at changed topics, and purges repartition topics.
 
 A slow task is reported with its reason, not restarted: after some seconds `/health`
 names what a task waits for, and after half a minute the instance is not live, unless a
 restart could not heal it (`status.detector`).
 
-Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a
-clock); the `Watcher` collects them.
+Invariant: `status.detector` decides from the numbers it is given (positions, ends, a
+clock); `Lags` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
 Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks
 like a dead one).
@@ -25,33 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from coopstreams.commit.positions import made_anew
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
-from coopstreams.log.precondition import Precondition
-from coopstreams.opening.globals import MADE_ANEW
-from coopstreams.state.checkpoints import NO_TOPIC
-from coopstreams.status.detector import SLOW_S, STALLED_S, StallDetector
-from coopstreams.tasks.events import Event, Failed, PolicyChanged
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.status.detector import StallDetector
+from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.task_figures import TaskFigures
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import (
-    ConfigError,
-    FencedError,
-    LogError,
-    OffsetOutOfRangeError,
-    UnknownTopicError,
-)
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
@@ -59,14 +38,23 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 MOST_S = 2.0
 """How long one look waits for leaders. The next looks ask those that did not answer."""
-COMPARE_EVERY_S = 60.0
-"""Time between two comparisons of topic ids and partition counts."""
 
 
-class Watcher:
-    """Looks once a second."""
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The tasks of an instance, as far as the watcher reads them."""
 
-    def __init__(  # noqa: PLR0913
+    standing: Callable[[], Standing]
+    """Returns what the control thread has published last."""
+    paused: Callable[[], bool]
+    all_read: Callable[[TopicPartition, int], bool]
+    """See `Dispatcher.all_read`."""
+
+
+class Lags:
+    """Measures how far running tasks are behind the ends of their sources."""
+
+    def __init__(
         self,
         cluster: Log,
         silent_replicas: Callable[
@@ -74,214 +62,37 @@ class Watcher:
         ],
         metrics: Metrics,
         tallies: Tallies,
-        sayings: Sayings,
-        standing: Callable[[], Standing],
-        purged: frozenset[str],
-        purge_every_s: float,
-        rests_s: float,
-        emit: Callable[[Event], None],
-        changelog: Callable[[StoreSpec], str],
-        global_ids: Mapping[str, str],
-        look_at_policy: Callable[[], PolicyChanged | None],
-        look_at_growth: Callable[[], Mapping[str, str]],
-        paused: Callable[[], bool],
-        all_read: Callable[[TopicPartition, int], bool],
-        sure: Callable[[int], bool],
-        host: Host = SYSTEM,
+        watched: Watched,
+        stall_detector: StallDetector,
+        host: Host,
     ) -> None:
-        """`sure`: whether this process certainly is a member under an epoch
-        (`GroupMember.sure`).
-        """
-        self._host = host
-        self.stall_detector = StallDetector(
-            max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s)
-        )
-        self.stalls = self.stall_detector.published()
-        """What other threads read of it: replaced as a whole."""
-        self._ends: dict[TopicPartition, int] = {}
-        """The last reported ends of the sources."""
         self._log = cluster
         self._silent_replicas = silent_replicas
         self._metrics = metrics
         self._tallies = tallies
-        self._sayings = sayings
-        self._standing = standing
-        self._purged = purged
-        self._purge_every_s = purge_every_s
-        self._purge_at = self._host.now() + purge_every_s
-        self._emit = emit
-        self._changelog = changelog
-        self._global_ids = global_ids
-        self._look_at_policy = look_at_policy
-        self._look_at_growth = look_at_growth
-        self._paused = paused
-        self._all_read = all_read
-        self._sure = sure
-        self._compare_at = self._host.now() + COMPARE_EVERY_S
-        self._deleted: dict[TopicPartition, int] = {}
-        self._failed: dict[TopicPartition, None] = {}
-        """The partitions in which nothing could be deleted the last time, in the order
-        in which that was tried.
-        """
-        self._stop = host.signal()
-        self._thread = host.thread(self._run, "watcher")
+        self._watched = watched
+        self.stall_detector = stall_detector
+        self._host = host
+        self._ends: dict[TopicPartition, int] = {}
+        """The last reported ends of the sources."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(LOOK_EVERY_S):
-                try:
-                    self._look()
-                except LogError as error:
-                    log.warning(
-                        "cannot measure lags, or delete repartition records that are done: %s",
-                        error,
-                    )
-        # any error: the control thread must get it, since without a watcher no problem
-        # is reported
-        except BaseException as error:
-            log.debug("the watcher ends", exc_info=True)
-            self._emit(Failed(error, "watcher"))
-
-    def _look(self) -> None:
-        self._sayings.tick()
-        if (changed := self._look_at_policy()) is not None:
-            self._emit(changed)
-        tasks = self._standing().tasks
+    def look(self) -> None:
+        """Measure all running tasks."""
+        tasks = self._watched.standing().tasks
         asked_at = self._host.now()
         sources = {source for task in tasks.values() for source in task.sources}
         # Before the brokers are asked, which may take long: the samples of slow tasks
         # must not wait.
         figures = {id_: task.figures for id_, task in tasks.items()}
         self._measure(sources)
-        self.stalls = self.stall_detector.published()
         self._look_for_silence(
             {at: self._ends[at] for at in sources if at in self._ends}
         )
         if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
         self._watch_tasks(tasks, figures, self._ends, asked_at)
-        self.stalls = self.stall_detector.published()
-        now = self._host.now()
-        states = Counter(state.value for state in self._standing().states.values())
-        self._metrics.tasks(states)
-        if now >= self._purge_at:
-            self._purge_at = now + self._purge_every_s
-            self._purge(tasks)
-        if now >= self._compare_at:
-            self._compare_at = now + COMPARE_EVERY_S
-            self._compare(tasks)
-            self._compare_counts()
-
-    def explained(self, failure: Failed) -> Failed:
-        """Return the failure, or its cause if it is an offset of a source that was
-        recreated.
-        """
-        try:
-            if isinstance(failure.error, OffsetOutOfRangeError):
-                self._compare_sources(self._standing().tasks, {})
-        except ConfigError as cause:
-            return replace(failure, error=cause)
-        except LogError as error:
-            log.warning("cannot see whether topics were made anew: %s", error)
-        return failure
-
-    def _compare_sources(
-        self, tasks: Mapping[TaskId, Task], ids: dict[str, str]
-    ) -> None:
-        """Look up the ids of the tasks' sources.
-
-        Raises:
-            ConfigError: a source was recreated: its reader's offsets are those of
-            another topic.
-        """
-        for task in tasks.values():
-            for source in task.sources:
-                if source.topic not in ids:
-                    ids[source.topic] = self._id_of(source.topic)
-                if (
-                    NO_TOPIC
-                    not in (
-                        ids[source.topic],
-                        known := task.progress.topic_ids.get(source.topic, NO_TOPIC),
-                    )
-                    and known != ids[source.topic]
-                ):
-                    raise made_anew(
-                        task.progress.author.group,
-                        source,
-                        task.figures.committed[source],
-                    )
-
-    def _compare_globals(self, ids: dict[str, str]) -> None:
-        """Report a recreated topic of a global table: rows of the old one stay, and
-        records of the new one were missed.
-
-        The reader does not notice if the new topic already has a record at its next
-        offset.
-        """
-        for topic, known in self._global_ids.items():
-            if topic not in ids:
-                ids[topic] = self._id_of(topic)
-            if NO_TOPIC not in (known, ids[topic]) and known != ids[topic]:
-                self._emit(
-                    Failed(
-                        OffsetOutOfRangeError(f"{MADE_ANEW} ({topic})"), "global tables"
-                    )
-                )
-
-    def _compare(self, tasks: Mapping[TaskId, Task]) -> None:
-        """Find the tasks whose changelogs were recreated or deleted.
-
-        Raises:
-            ConfigError: see `_compare_sources`.
-        """
-        ids: dict[str, str] = {}
-        self._compare_sources(tasks, ids)
-        self._compare_globals(ids)
-        found: dict[TaskId, str] = {}
-        for id_, task in tasks.items():
-            for store, topic_id in task.state.topic_ids.items():
-                spec = task.state.stores[store].spec
-                topic = spec.source or self._changelog(spec)
-                if topic not in ids:
-                    ids[topic] = self._id_of(topic)
-                if topic_id not in (NO_TOPIC, ids[topic]):
-                    found[id_] = (
-                        f'{topic} was deleted{" and made anew" if ids[topic] else ""}: what store "{store}" had before '
-                        "is only on this host"
-                    )
-        for id_ in found.keys() - self.stall_detector.made_anew.keys():
-            log.error(
-                "task %s: %s, until the task is opened again. Stop all instances and rebuild it from the source.",
-                id_,
-                found[id_],
-            )
-        self.stall_detector.made_anew = found
-        self.stalls = self.stall_detector.published()
-
-    def _compare_counts(self) -> None:
-        """Find the source topics that have got partitions."""
-        found = self._look_at_growth()
-        for topic in found.keys() - self.stall_detector.grown.keys():
-            log.error("%s.", found[topic].rstrip("."))
-        self.stall_detector.grown = found
-        self.stalls = self.stall_detector.published()
-
-    def _id_of(self, topic: str) -> str:
-        try:
-            return self._log.topic_id(topic)
-        except UnknownTopicError:
-            return NO_TOPIC
+        states = self._watched.standing().states
+        self._metrics.tasks(Counter(state.value for state in states.values()))
 
     def _measure(self, sources: set[TopicPartition]) -> None:
         """Fetch the ends of these sources: those first whose leaders answered, then
@@ -325,7 +136,7 @@ class Watcher:
         ends: Mapping[TopicPartition, int],
         now: float,
     ) -> None:
-        states = self._standing().states
+        states = self._watched.standing().states
         for id_, task in tasks.items():
             if states.get(id_) is not State.RUNNING:
                 continue
@@ -337,11 +148,11 @@ class Watcher:
                 committed,
                 {source: ends.get(source, at) for source, at in committed.items()},
                 said.counts.processed,
-                paused=self._paused(),
+                paused=self._watched.paused(),
                 all_read={
                     source
                     for source, at in committed.items()
-                    if self._all_read(source, at)
+                    if self._watched.all_read(source, at)
                 },
                 segments=said.segments,
             )
@@ -354,53 +165,74 @@ class Watcher:
                 )
             self._tallies.look(task, said.counts)
         self._tallies.look_for_losses()
-        standing = self._standing()
+        standing = self._watched.standing()
         for gone in tasks.keys() - standing.tasks.keys():
             self._metrics.task_closed(
                 gone
             )  # closed during this look, which may have added its series again
         self.stall_detector.keep(set(tasks), set(standing.states))
 
-    def _purge(self, tasks: Mapping[TaskId, Task]) -> None:
-        """Delete the records of repartition topics below the stable offset, for
-        partitions whose hash 0 is owned here.
 
-        These topics have no retention. An error ends this purge, so partitions that had
-        one come after the others. A process that is not certainly a member deletes
-        nothing: who is, does, and a reset may have made topics anew.
-        """
-        due: dict[TopicPartition, tuple[int, Task]] = {}
-        for task in tasks.values():
-            for source in task.sources:
-                stable = (
-                    task.progress.stable(source)
-                    if source.topic in self._purged
-                    else None
-                )
-                if stable is not None and stable > self._deleted.get(source, 0):
-                    due[source] = stable, task
-        failed = self._failed
-        for source in [
-            *(at for at in due if at not in failed),
-            *(at for at in failed if at in due),
-        ]:
-            failed[source] = failed.pop(source, None)
-            stable, task = due[source]
-            try:
-                self._log.delete_before(source, stable, self._may_purge(source, task))
-            except FencedError as error:
-                log.debug("not purged: %s", error)
-                return
-            self._deleted[source] = stable
-            del failed[source]
+class Watcher:
+    """Looks once a second."""
 
-    def _may_purge(self, source: TopicPartition, task: Task) -> Precondition:
-        """Return on what a purge relies: the topic in which the task's offsets are, and
-        the membership in its epoch.
+    def __init__(
+        self,
+        looks: Sequence[tuple[float, Callable[[], None]]],
+        stall_detector: StallDetector,
+        emit: Callable[[Event], None],
+        host: Host = SYSTEM,
+    ) -> None:
+        """`looks`: all that is looked at, in this order, and how often, at most. Units:
+        seconds.
         """
-        return Precondition(
-            self._log,
-            {source.topic: task.progress.topic_ids.get(source.topic, NO_TOPIC)},
-            lambda: self._sure(task.epoch),
-            f"this process is not certainly in the group any more under epoch {task.epoch}",
-        )
+        self._looks = looks
+        self._stall_detector = stall_detector
+        self.stalls = stall_detector.published()
+        """What the looks have found, for other threads: replaced as a whole."""
+        self._due = [host.now() + every_s for every_s, _ in looks]
+        self._emit = emit
+        self._host = host
+        self._stop = host.signal()
+        self._thread = host.thread(self._run, "watcher")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def look(self) -> None:
+        """Look at everything for which it is time.
+
+        Raises:
+            LogError: what comes after it is not looked at.
+        """
+        for at, (every_s, look) in enumerate(self._looks):
+            now = self._host.now()
+            if now >= self._due[at]:
+                self._due[at] = now + every_s
+                try:
+                    look()
+                finally:
+                    self.stalls = self._stall_detector.published()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(LOOK_EVERY_S):
+                try:
+                    self.look()
+                except LogError as error:
+                    log.warning(
+                        "cannot measure lags, or delete repartition records that are done: %s",
+                        error,
+                    )
+        # any error: the control thread must get it, since without a watcher no problem
+        # is reported
+        except BaseException as error:
+            log.debug("the watcher ends", exc_info=True)
+            self._emit(Failed(error, "watcher"))

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from coopstreams.commit.broker_waits import Asking
+from coopstreams.common.config import Config
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.columns import TopicPartition
@@ -173,6 +174,14 @@ class StallDetector:
     """
     grown: Mapping[str, str] = field(default_factory=dict)
     """Source topics that have got partitions, which no task reads, in words."""
+
+    @staticmethod
+    def of(config: Config) -> StallDetector:
+        """Return a detector for these settings: a task may rest until a commit, or for
+        another source.
+        """
+        rests_s = config.commit_interval_s + max(0, config["max.task.idle.ms"]) / 1000
+        return StallDetector(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
 
     def look(
         self,

@@ -37,6 +37,7 @@ from coopstreams.commit.broker_waits import Asking
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.interval import Interval
 from coopstreams.commit.progress import CommitPlan, ask, plan
+from coopstreams.commit.sink_transactions import Applying
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
@@ -58,7 +59,6 @@ from coopstreams.topology.errors import (
     UnknownTopicError,
 )
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Places:
     number: int
     """The number of the thread."""
     transactional_id: str
-    changelog: Callable[[StoreSpec], str]
-    """Returns the changelog topic of a store."""
+    changelog: Callable[[str], str]
+    """Returns the changelog topic of a store, by its name."""
     written: Callable[[], frozenset[str]]
     """Returns all topics that it writes to."""
 
@@ -258,7 +258,8 @@ class Committer:
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
                 output.clear()
-        self._apply(task)
+        if task.applying is not None:
+            self._apply(task, task.applying)
 
     def mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
         """Append a time mark to a source partition of a task; it counts with the next
@@ -498,7 +499,8 @@ class Committer:
             changes = task.flush()
         self.flushed_s += self._host.now() - began
         self.write_outputs(task)
-        self._apply(task, all_of_it=True)
+        if task.applying is not None:
+            self._apply(task, task.applying, all_of_it=True)
         return changes
 
     def _write_changelogs(
@@ -509,7 +511,7 @@ class Committer:
         for task, batch in batches:
             self._check_sure(task.epoch)
             changelog = TopicPartition(
-                self._places.changelog(task.state.stores[batch.store].spec),
+                self._places.changelog(task.state.stores[batch.store].spec.name),
                 task.id.partition,
             )
             if self.careful:
@@ -573,27 +575,27 @@ class Committer:
         for task in tasks if ends else ():
             for name, table in task.state.stores.items():
                 changelog = TopicPartition(
-                    self._places.changelog(table.spec), task.id.partition
+                    self._places.changelog(table.spec.name), task.id.partition
                 )
                 if changelog in ends:
                     checkpoints[task][name] = ends[changelog]
         return checkpoints
 
-    def _apply(self, task: Task, *, all_of_it: bool = False) -> None:
-        """Apply a task's records to its external sink, if it has one.
+    def _apply(
+        self, task: Task, applying: Applying, *, all_of_it: bool = False
+    ) -> None:
+        """Apply a task's records to its external sink.
 
         Raises:
             SinkUnavailableError, FencedError: it may or may not have counted.
             ProcessingError: the sink refuses a record, and the production handler says
             `fail`.
         """
-        if task.applying is None:
-            return
         with self.asking.awaiting(
-            f'sink "{task.applying.sink}" to take its records', of_brokers=False
+            f'sink "{applying.sink}" to take its records', of_brokers=False
         ):
             if applied := task.apply(all_of_it=all_of_it):
-                self._metrics.produced(task.id, task.applying.sink, applied)
+                self._metrics.produced(task.id, applying.sink, applied)
 
     def _flush(self) -> None:
         """Wait until all records are in the log; under at-least-once no longer than

@@ -68,6 +68,8 @@ class Draining:
 
     def next_s(self) -> float:
         """Return in how many seconds the next task is closed, even if its calls have
-        not ended.
+        not ended; one that was discarded meanwhile at once.
         """
+        if any(task.closed for task in self._until):
+            return 0.0
         return min(self._until.values(), default=float("inf")) - self._host.now()

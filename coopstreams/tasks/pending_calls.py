@@ -11,6 +11,14 @@ per key come in the order of offsets, however long calls take. A commit has ever
 that has passed: positions, and done runs above them (`commit.inflight`). After a crash
 only the others come again.
 
+Calls that read state, those of `process_async`, run one at a time for each key
+(`Turns`): a call finds in its rows what every earlier record of its key has left there,
+and of its own record what the earlier calls have recorded. Only these calls write the
+rows, so they do not change until the call ends. Turned down: to begin the next call of
+a key when the one before has ended (its record may still fail, and the next call would
+have read changes that are never made), and to read rows on the calls' thread (stores
+belong to the task's).
+
 Invariant: time does not run ahead of a record that waits. Where records pass each
 other, each has the operator times that the reader worked out for it, and windows expire
 by the time up to which every record has passed.
@@ -23,30 +31,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from coopstreams.calling.lanes import Lane
+from coopstreams.calling.lanes import Call, Lane
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.log.log import Position
 from coopstreams.tasks.queues import Step
-from coopstreams.tasks.turns import Turns
-from coopstreams.tasks.waiting_records import (
-    NodeCall,
-    SourceInFlight,
-    Taken,
-    WaitingRecord,
-    bytes_of,
-)
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
+from coopstreams.topology.compile.call_order import Wanted
+from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Asynchronous, AsyncMap
+from coopstreams.topology.graph.nodes import (
+    Asynchronous,
+    AsyncMap,
+    AsyncProcessing,
+    SubTopology,
+)
+from coopstreams.topology.processors import (
+    Put,
+    RecordMetadata,
+    Row,
+    Visit,
+    awaited,
+    called,
+)
 from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import TableStore
 
@@ -58,7 +74,264 @@ MOST_BYTES = 64 << 20
 """Limit of the values' bytes."""
 SPARE_BYTES = 1 << 20
 """Steps are shortened again once this much more is held than after the last time."""
+ROW_BYTES = 100
+"""The approximate memory of a record or a step beside the values."""
 _ALL = b""
+"""The line of all records, where keys do not suffice."""
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A step whose records have begun their calls. `left`: the number of records that
+    the nodes below have not processed.
+    """
+
+    step: Step
+    began: float
+    left: int
+    held: int
+    """The bytes of the step's records, also of those that have passed."""
+
+    def keep(self, records: Sequence[WaitingRecord]) -> None:
+        """Keep only these records."""
+        self.step = replace(
+            self.step,
+            columns=self.step.columns.pick([record.row for record in records]),
+        )
+        for row, record in enumerate(records):
+            record.row = row
+        self.held = bytes_of(self.step.columns)
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRecord:
+    """A record that waits for calls, or for its turn. `waits_for`: the number of its
+    calls that have not ended.
+    """
+
+    taken: Taken
+    row: int
+    offset: int
+    waits_for: int
+    before: Position
+    """The last position before the record with a known stream time: records of siblings
+    may be in between.
+    """
+    calls: list[NodeCall]
+    line: bytes | None = None
+    """The name of the record's queue; None: it waits in none."""
+    turn: bytes | None = None
+    """The key whose calls run in sequence, if the record has such calls."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeCall(Call):
+    """A call of a node for a record. `visit`: its input, if it reads state."""
+
+    node: str
+    visit: Visit | None = None
+    record: WaitingRecord | None = None
+    """The record of the call; None before it is known, and once the call has ended."""
+
+
+@dataclass(slots=True)
+class SourceInFlight:
+    """The records in flight of one source partition."""
+
+    inflight: InFlight
+    reached: Position
+    """The position that the program has reached, in the order in which it takes the
+    records of all sources.
+    """
+    taken: Position
+    """The position up to which steps were taken in."""
+    taken_operator_times: list[int]
+    """The operator times after the records taken in."""
+    operator_times: Callable[[], OperatorTimes]
+    """Returns the operator times that the program has reached."""
+    partition_times: Sequence[int]
+    """Which of the operator times are the partition's stream time."""
+    waiting: dict[int, WaitingRecord] = field(default_factory=dict)
+    """The records that wait for calls, or for their turn, in the order of their
+    offsets.
+    """
+    segments: tuple[Segment, ...] | None = None
+    """The segments of `now`; None: not computed yet."""
+
+    def now(self) -> tuple[Segment, ...]:
+        """Return the progress of each part of the range."""
+        if self.segments is None:
+            self.segments = self.inflight.segments(self.reached, self.operator_times())
+        return self.segments
+
+    def passed(self, record: WaitingRecord) -> None:
+        """Note that a record was processed."""
+        self.inflight.done(record.offset)
+        del self.waiting[record.offset]
+        self.segments = None
+
+    def operator_times_of(self, step: Step) -> list[list[int]]:
+        """Return the operator times before each record of a step; take in those after
+        it.
+
+        The reader's times begin again when an owner of the partition changes. The
+        earlier ones are known here, not to the program, because a record that waits has
+        not advanced it.
+        """
+        before = self.taken_operator_times
+        if step.operator_times:
+            self.taken_operator_times = list(map(max, before, step.operator_times))
+        times = step.columns.operator_times
+        return (
+            [
+                [max(time, least) for time in of]
+                for of, least in zip(times, before, strict=True)
+            ]
+            if times
+            else []
+        )
+
+    def over(self, step: Step) -> None:
+        """Note that a step, and everything before it, is processed."""
+        self.inflight.hand_out((), (), step.next_offset)
+        self.reach(Position(step.next_offset, step.stream_time))
+
+    def reach(self, position: Position) -> None:
+        """Note the position that the program has reached. It may be further already:
+        after a log went back.
+        """
+        self.reached = Position(
+            max(self.reached.offset, position.offset),
+            max(self.reached.stream_time, position.stream_time),
+        )
+        self.segments = None
+
+
+def bytes_of(columns: Columns) -> int:
+    """Return about how many bytes a step with these records takes."""
+    return ROW_BYTES * (1 + len(columns)) + sum(map(len, filter(None, columns.values)))
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """The calls of one record that read state, in order. `rows`: those of its key, as
+    the calls so far left them.
+    """
+
+    calls: deque[NodeCall]
+    rows: dict[str, Row] = field(default_factory=dict)
+
+
+class Turns:
+    """The turns of one task's keys.
+
+    `add`: a record needs calls that read state; `ended`: one of them has ended;
+    `passed`: all calls of a record have ended, and their changes are in the stores.
+    Each returns the call to begin next, if there is one. Its rows are read when it
+    begins.
+    """
+
+    def __init__(
+        self, subtopology: SubTopology, stores: Mapping[str, TableStore]
+    ) -> None:
+        self._nodes = {
+            node.name: node
+            for node in subtopology.nodes
+            if isinstance(node, AsyncProcessing)
+        }
+        self._below = {
+            name: tuple(node.name for node in subtopology.nodes if name in node.parents)
+            for name in self._nodes
+        }
+        self._stores = stores
+        self._of_keys: dict[bytes, deque[_Turn]] = {}
+        """For each key, the turns of its records that have not passed, in order. The
+        first may be under way.
+        """
+
+    def call(
+        self, wanted: Wanted, source: TopicPartition, columns: Columns
+    ) -> NodeCall:
+        """Return the call that a record needs of a node that reads state."""
+        row = wanted.row
+        node = self._nodes[wanted.node]
+        visit = Visit(
+            node.name,
+            self._below[node.name],
+            RecordMetadata(source.topic, source.partition, columns.offsets[row]),
+            wanted.key,
+            wanted.value,
+            columns.timestamps[row],
+            columns.headers[row] if columns.headers is not None else None,
+        )
+        return NodeCall(
+            awaited if node.calling.coroutine else called,
+            (),
+            columns.keys[row],
+            node.name,
+            visit,
+        )
+
+    def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
+        """Line up the calls of one record, behind those of the earlier records of its
+        key.
+        """
+        key = calls[0].key
+        assert key is not None, "records without a key need no such call"
+        turns = self._of_keys.setdefault(key, deque())
+        turns.append(_Turn(deque(calls)))
+        if len(turns) == 1:
+            return self._next(turns)
+        _hurry(turns)
+        return None
+
+    def ended(self, call: NodeCall) -> NodeCall | None:
+        """Note that a call has ended."""
+        assert call.key is not None
+        turns = self._of_keys[call.key]
+        turn = turns[0]
+        turn.calls.popleft()
+        if not turn.calls:
+            return None
+        assert call.visit is not None
+        for effect in call.value if call.error is None else ():
+            if isinstance(effect, Put):
+                turn.rows[effect.store] = effect.value, call.visit.timestamp
+        return self._next(turns)
+
+    def passed(self, key: bytes) -> NodeCall | None:
+        """Note that the first record of a key that needed such calls was processed."""
+        turns = self._of_keys[key]
+        turns.popleft()
+        if turns:
+            return self._next(turns)
+        del self._of_keys[key]
+        return None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._of_keys.clear()
+
+    def _next(self, turns: deque[_Turn]) -> NodeCall:
+        """Return the next call to make, with the rows that it reads."""
+        turn = turns[0]
+        call = turn.calls[0]
+        node = self._nodes[call.node]
+        assert call.key is not None
+        for name in node.store_names:
+            if name not in turn.rows:
+                entry = self._stores[name].load(call.key)
+                turn.rows[name] = entry.value, entry.timestamp
+        rows = {name: turn.rows[name] for name in node.store_names}
+        call.arguments = node.supplier, call.visit, rows
+        _hurry(turns)
+        return call
+
+
+def _hurry(turns: deque[_Turn]) -> None:
+    """Signal the task as soon as the call under way has ended, if others wait for it."""
+    if turns[0].calls and (len(turns) > 1 or len(turns[0].calls) > 1):
+        turns[0].calls[0].prompt = True
 
 
 class PendingCalls:

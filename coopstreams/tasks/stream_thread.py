@@ -368,11 +368,11 @@ class StreamThread:
                 if not self._paused:
                     self._go_on()
                     self._punctuate()
+                self._commit_if_due()
+                if self._draining:
+                    self._close_drained()
             except (LogError, MembershipLostError) as error:
                 self._abort(error)
-            self._commit_if_due()
-            if drained := list(self._draining.over()):
-                self._close(drained, clean=True)
             self._publish_if_due()
         self._commit_or_abort()
 
@@ -596,12 +596,9 @@ class StreamThread:
         self._slowest = max(self._slowest, (seconds, call))
 
     def _go_on(self) -> None:
-        """Process the records that have waited long enough for another source, and
-        those whose calls have ended in a task that drains.
-        """
+        """Process the records that have waited long enough for another source."""
         now = self._host.now()
-        waited = [task for task, until in self._waiting() if until <= now]
-        for task in (*waited, *self._draining.ready()):
+        for task in [task for task, until in self._waiting() if until <= now]:
             self._step(task)
 
     def _waiting(self) -> list[tuple[Task, float]]:
@@ -745,6 +742,13 @@ class StreamThread:
             task for task in tasks if not drains or not self._draining.begin(task)
         ]:
             self._close(now, clean=clean)
+
+    def _close_drained(self) -> None:
+        """Close the draining tasks whose calls have ended or timed out."""
+        for task in self._draining.ready():
+            self._step(task)
+        if over := list(self._draining.over()):
+            self._close(over, clean=True)
 
     def _close(self, tasks: Sequence[Task], *, clean: bool) -> None:
         if not all(task.closed for task in tasks):

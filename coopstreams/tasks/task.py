@@ -370,8 +370,6 @@ class Task:
         `single`: one record at most, so that `refused` knows the source record of an
         output. `most`: about as many.
         """
-        if single and self.calls is None:
-            return self._step_one()
         self._at_most = min(most, MOST_AT_ONCE)
         began = now = self._host.now()
         first_ms = -1
@@ -393,21 +391,6 @@ class Task:
         if first_ms >= 0:
             self._services.latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
-
-    def _step_one(self) -> bool:
-        """Process the next record, or a time that siblings have reached; return whether
-        there was either.
-        """
-        now = self._host.now()
-        step = self.queues.next(1, now)
-        if step is None:
-            return False
-        columns = self._process(step, now)
-        if len(columns):
-            self._services.latency(
-                max(0, self._host.wall_ms() - columns.timestamps[0]) / 1000
-            )
-        return True
 
     def process_now(self, batch: RecordBatch) -> None:
         """Process a batch of at most one record without the queues, in which nothing
@@ -492,11 +475,9 @@ class Task:
             self._begin_calls(calls, now)
 
     def _size(self, *, single: bool) -> int:
-        return (
-            FIRST_STEP
-            if single
-            else min(self._pace.most, self._most_applied, self._at_most)
-        )
+        if single:
+            return 1 if self.calls is None else FIRST_STEP
+        return min(self._pace.most, self._most_applied, self._at_most)
 
     @property
     def _most_applied(self) -> int:

@@ -10,9 +10,8 @@ from collections.abc import Collection
 from random import Random
 from threading import Condition
 
-from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.pending_calls import NodeCall, PendingCalls
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.waiting_records import NodeCall
 
 
 class HeldCalls:

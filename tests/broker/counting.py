@@ -187,7 +187,7 @@ def at_rest(instances: Iterable[Instance]) -> bool:
     """Whether no rebalance will follow: all are in one generation, and none has tasks
     to revoke or to wait for.
     """
-    holdings = [instance.member._holdings for instance in instances]
+    holdings = [instance.member._participant._holdings for instance in instances]
     generations = {each.generation for each in holdings}
     return len(generations) == 1 and all(
         each._settled and not each.closing and not each.wants_rebalance
@@ -212,7 +212,9 @@ def groups_on_disk(app: CoopStreams) -> Counter[int]:
     instance, found = instance_of(app), Counter[int]()
     for subtopology, partition in instance.components.directory.partitions():
         database = instance.components.directory.open(
-            subtopology, partition, instance.components.subtopology(subtopology).stores
+            subtopology,
+            partition,
+            instance.components.plan.subtopology(subtopology).stores,
         )
         try:
             if "counts" in database.specs:

@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.instance import watcher
+from coopstreams.instance import components
 from coopstreams.instance.serving import Serving
 from coopstreams.opening import opener
+from coopstreams.status import detector
 from coopstreams.topology.errors import (
     ConfigError,
     CoopStreamsError,
@@ -169,7 +170,7 @@ def test_a_source_topic_that_is_made_anew_with_fewer_records_ends_the_instance_w
 def test_a_source_topic_that_grows_is_told_with_what_the_next_start_says(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "COMPARE_EVERY_S", 0.5)
+    monkeypatch.setattr(components, "COMPARE_EVERY_S", 0.5)
     counting = Counting.make(kafka)
 
     def told() -> list[str]:
@@ -285,7 +286,7 @@ def test_a_function_that_takes_too_long_each_time_ends_the_process(
 def test_a_slow_function_is_named_and_the_process_live_until_the_group_would_lose_it(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "STALLED_S", 3.5)
+    monkeypatch.setattr(detector, "STALLED_S", 3.5)
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
     done = threading.Event()

@@ -128,14 +128,14 @@ def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
         login=login,
     ) as app:
         await_table(app, counting.write(["a"]))
-        generation = instance_of(app).member._holdings.generation
+        generation = instance_of(app).member._participant._holdings.generation
         until, total = time.monotonic() + 3 * LIFETIME_S, 1
         while time.monotonic() < until:
             total += 1
             counting.write(["a"])
             await_table(app, {"a": total})
             time.sleep(0.5)
-        assert instance_of(app).member._holdings.generation == generation
+        assert instance_of(app).member._participant._holdings.generation == generation
 
 
 def test_an_application_outlives_an_identity_provider_that_is_away(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.instance import watcher
+from coopstreams.instance import components
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition
@@ -146,7 +146,7 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
 def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_next_opening_has_what_was_written_since(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "COMPARE_EVERY_S", 0.5)
+    monkeypatch.setattr(components, "COMPARE_EVERY_S", 0.5)
     counting = Counting.make(kafka)
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_table(app, counting.write([*BOTH, *GONE]))

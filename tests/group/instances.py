@@ -25,6 +25,7 @@ from coopstreams.group.membership import (
     GroupEvent,
     GroupMember,
     Lost,
+    Participant,
     Refused,
     Timings,
 )
@@ -116,15 +117,18 @@ class Instance:
         self._inbox: queue.SimpleQueue[GroupEvent | None] = queue.SimpleQueue()
         self.member = GroupMember(
             connector({"bootstrap.servers": bootstrap}, machine),
-            group,
-            [f"{group}-topic"],
-            lambda: MemberInfo(name, **info),
-            partial(assign, {0: ledger.partitions}),
-            self._inbox.put,
-            alive,
+            Participant(
+                group,
+                [f"{group}-topic"],
+                lambda: MemberInfo(name, **info),
+                partial(assign, {0: ledger.partitions}),
+                self._inbox.put,
+                alive,
+                sources={0: [f"{group}-topic"]},
+                host=machine,
+            ),
             instance_id=instance_id,
             predecessor=predecessor,
-            sources={0: [f"{group}-topic"]},
             timings=timings,
             host=machine,
         )

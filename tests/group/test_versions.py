@@ -22,7 +22,7 @@ from coopstreams.group.active_version import (
 from coopstreams.group.codec import decode_assignment, encode_subscription
 from coopstreams.group.coordinator_interface import Hooks, Timings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
-from coopstreams.group.membership import GroupMember
+from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
 from coopstreams.topology.task_id import TaskId
 from tests.group.processes import EVENTS, Group, Process
@@ -401,9 +401,10 @@ def leading(topology: tuple[Runs, ...], sources: Mapping[int, Sequence[str]]) ->
         found.append(hooks)
 
     info = MemberInfo("leader", topology=topology)
-    GroupMember(
-        connect, "g", [], lambda: info, assign_active, lambda _: None, sources=sources
+    participant = Participant(
+        "g", [], lambda: info, assign_active, lambda _: None, sources=sources
     )
+    GroupMember(connect, participant)
     return found[0]
 
 

@@ -108,8 +108,8 @@ def told() -> list[Event]:
 @pytest.fixture
 def threads(told: list[Event]) -> StreamThreads:
     make: Any = Thread
-    made = StreamThreads(2, make, told.append)
-    made.make()
+    made = StreamThreads(2, told.append)
+    made.make(make)
     made.start()
     return made
 

@@ -13,14 +13,18 @@ from functools import partial
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from coopstreams.common.host import SYSTEM
 from coopstreams.dev.process import wait_until
 from coopstreams.instance import dispatch, watcher
+from coopstreams.instance.purge import Purge
 from coopstreams.instance.task_registry import Standing, TaskRegistry
-from coopstreams.instance.watcher import Watcher
+from coopstreams.instance.topic_changes import TopicChanges
+from coopstreams.instance.watcher import Lags, Watcher
+from coopstreams.instance.watcher import Watched as Observed
 from coopstreams.log.log import TopicSpec
 from coopstreams.status import detector
+from coopstreams.status.detector import StallDetector
 from coopstreams.tasks.events import Failed
-from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -58,27 +62,34 @@ class Watched(Engine):
         self.open_tasks: dict[TaskId, Task] = {}
         self.silent = frozenset[int]()
         self.global_ids: dict[str, str] = {}
-        self.watcher = Watcher(
+
+        def standing() -> Standing:
+            return Standing(
+                states=dict(self.registry.states), tasks=dict(self.open_tasks)
+            )
+
+        self.detector = StallDetector()
+        self.lags = Lags(
             self.log,
             lambda partitions: dict.fromkeys(partitions, self.silent),
             self.metrics,
             self.tallies,
-            Sayings(),
-            lambda: Standing(
-                states=dict(self.registry.states), tasks=dict(self.open_tasks)
-            ),
-            frozenset({"in"}),
-            0.0,
-            0.005,
-            self.events.put,
+            Observed(standing, lambda: False, self.dispatcher.all_read),
+            self.detector,
+            SYSTEM,
+        )
+        self.purge = Purge(self.log, frozenset({"in"}), standing, self.member.sure)
+        self.topics = TopicChanges(
+            self.log,
             lambda spec: self.changelog(spec.name),
             self.global_ids,
-            lambda: None,
             dict,
-            lambda: False,
-            self.dispatcher.all_read,
-            self.member.sure,
+            standing,
+            self.detector,
+            self.events.put,
         )
+        looks = ((0, self.lags.look), (0, self.purge.purge), (60, self.topics.compare))
+        self.watcher = Watcher(looks, self.detector, self.events.put)
 
     def run(self, *ranges: KeyRange) -> None:
         """Open the tasks of these ranges."""
@@ -156,12 +167,13 @@ def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_tur
             raise LogError("its broker is down", retryable=True)
 
     monkeypatch.setattr(made.log, "delete_before", delete)
+    made.open_tasks |= {task.id: task for task in tasks}
     for _ in range(4):
         with suppress(LogError):
-            made.watcher._purge({task.id: task for task in tasks})
+            made.purge.purge()
     assert tried == [0, 1, 2, 0, 1]
     away.clear()
-    made.watcher._purge({task.id: task for task in tasks})
+    made.purge.purge()
     assert tried[5:] == [0, 1]
     made.stop()
 
@@ -176,6 +188,7 @@ def test_a_process_that_wakes_deletes_nothing_of_a_topic_that_a_reset_made_anew(
     made.write("in", [(key, b"", 5) for key in KEYS])
     made.settle()
     assert wait_until(lambda: task.progress.stable(SOURCE) == len(KEYS), 90)
+    made.open_tasks[task.id] = task
     if why == "it is no member":
         made.member.answered = False
     else:
@@ -185,11 +198,11 @@ def test_a_process_that_wakes_deletes_nothing_of_a_topic_that_a_reset_made_anew(
         with closing(made.log.writer()) as writer:
             writer.append("in", KEYS * 2, [b""] * 200, [5] * 200, partitions=0)
             writer.flush(1)
-    made.watcher._purge({task.id: task})
+    made.purge.purge()
     assert made.start_offset() == 0
     if why == "it is no member":
         made.member.answered = True
-        made.watcher._purge({task.id: task})
+        made.purge.purge()
         assert made.start_offset() == len(KEYS)
     made.stop()
 
@@ -247,7 +260,7 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(
     gone = next(id_ for id_ in seen if id_.key_range == LEFT)
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
-    watched.watcher._watch_tasks(
+    watched.lags._watch_tasks(
         seen, {id_: task.figures for id_, task in seen.items()}, {SOURCE: 10}, 0.0
     )
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
@@ -273,8 +286,8 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(
 
     watched.run(LEFT)
     monkeypatch.setattr(watched.log, "end_offset", ask)
-    watched.watcher._look()
-    [sample] = watched.watcher.stall_detector.samples.values()
+    watched.watcher.look()
+    [sample] = watched.detector.samples.values()
     assert sample.moved_at <= asked[0]
 
 
@@ -289,8 +302,8 @@ def test_a_commit_behind_a_record_that_waits_for_a_call_is_progress() -> None:
         until(partial(lambda done: runs(task) == (0, done), done), made)
         committed = task.progress.committed_segments(SOURCE)
         until(partial(lambda at: task.figures.segments == (at,), committed), made)
-        made.watcher._look()
-        [sample] = made.watcher.stall_detector.samples.values()
+        made.watcher.look()
+        [sample] = made.detector.samples.values()
     assert sample.committed_at > sample.moved_at
     gate.let_go.set()
     finish(made, 16)
@@ -312,13 +325,13 @@ def test_each_leader_that_did_not_answer_has_its_turn(
         return reported_end(SOURCE)
 
     monkeypatch.setattr(watched.log, "reported_end", ask)
-    unanswered, sources = watched.watcher.stall_detector.unanswered, set(away)
+    unanswered, sources = watched.detector.unanswered, set(away)
     for _ in range(3):
-        watched.watcher._measure(sources)
+        watched.lags._measure(sources)
     assert unanswered.keys() == sources
     del away[1:]
     for _ in range(6):
-        watched.watcher._measure(sources)
+        watched.lags._measure(sources)
     assert unanswered.keys() == set(away)
 
 
@@ -338,8 +351,8 @@ def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(
 
     def kept_back() -> str:
         watched.dispatcher.move(0)
-        watched.watcher._look()
-        return watched.watcher.stall_detector.kept_back(task)
+        watched.watcher.look()
+        return watched.detector.kept_back(task)
 
     watched.settle()
     expected = (
@@ -362,13 +375,13 @@ def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched.run(LEFT, RIGHT)
-    watched.silent, looks = frozenset({2}), watched.watcher.stall_detector
+    watched.silent, looks = frozenset({2}), watched.detector
     monkeypatch.setattr(detector, "QUIET_S", 0.0)
-    watched.watcher._look()
+    watched.watcher.look()
     watched.write("in", [(key, b"", 5) for key in KEYS])
-    watched.watcher._look()
+    watched.watcher.look()
     [moved_at] = looks.quiet._moved_at.values()
-    watched.watcher._look()
+    watched.watcher.look()
     said = looks.slow(moved_at + 5)
     assert len(said) == 2
     assert all(
@@ -376,37 +389,37 @@ def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
         for why in said.values()
     )
     watched.silent = frozenset()
-    watched.watcher._look()
+    watched.watcher.look()
     assert not any("replica" in why for why in looks.slow(moved_at + 5).values())
 
 
 def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    changelog, look = watched.changelog("counts"), watched.watcher._compare
+    changelog, look = watched.changelog("counts"), watched.topics.compare
     watched.run(LEFT, RIGHT)
     [left, right] = sorted(watched.open_tasks)
     watched.open_tasks[left].state.topic_ids = {
         "counts": watched.log.topic_id(changelog)
     }  # as after a restore
     watched.open_tasks[right].state.topic_ids = {"counts": ""}  # brokers without ids
-    look(watched.open_tasks)
-    assert (watched.watcher.stall_detector.made_anew, caplog.text) == ({}, "")
+    look()
+    assert (watched.detector.made_anew, caplog.text) == ({}, "")
     watched.log.delete_topics([changelog])
-    look(watched.open_tasks)
-    assert watched.watcher.stall_detector.made_anew == {
+    look()
+    assert watched.detector.made_anew == {
         left: f'{changelog} was deleted: what store "counts" had before is only on this host'
     }
     watched.log.create_topics([TopicSpec(changelog, 1)])
     for _ in range(3):
-        look(watched.open_tasks)
-    assert "was deleted and made anew" in watched.watcher.stall_detector.made_anew[left]
+        look()
+    assert "was deleted and made anew" in watched.detector.made_anew[left]
     assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
     watched.open_tasks[left].state.topic_ids = {
         "counts": watched.log.topic_id(changelog)
     }  # it was reopened
-    look(watched.open_tasks)
-    assert watched.watcher.stall_detector.made_anew == {}
+    look()
+    assert watched.detector.made_anew == {}
 
 
 def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(
@@ -417,17 +430,15 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
         task.progress.topic_ids = {
             "in": watched.log.topic_id("in")
         }  # as the opener found it
-    watched.watcher._compare(watched.open_tasks)
+    watched.topics.compare()
     watched.log.delete_topics(["in"])
-    watched.watcher._compare(
-        watched.open_tasks
-    )  # the reader will report that it is gone
+    watched.topics.compare()  # the reader will report that it is gone
     watched.log.create_topics([TopicSpec("in", 1)])
     with pytest.raises(
         ConfigError,
         match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`",
     ):
-        watched.watcher._compare(watched.open_tasks)
+        watched.topics.compare()
 
 
 def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends_the_instance(
@@ -438,12 +449,12 @@ def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends
         "names": watched.log.topic_id("names"),
         "unread": "",
     }  # the latter: brokers without ids
-    watched.watcher._compare({})
+    watched.topics.compare()
     watched.log.delete_topics(["names", "unread"])
-    watched.watcher._compare({})
+    watched.topics.compare()
     assert watched.events.empty()
     watched.log.create_topics([TopicSpec("names", 1), TopicSpec("unread", 1)])
-    watched.watcher._compare({})
+    watched.topics.compare()
     told = watched.events.get_nowait()
     assert isinstance(told, Failed)
     assert told.where == "global tables"
@@ -465,12 +476,12 @@ def test_an_offset_that_is_gone_is_explained_by_a_source_that_was_made_anew_and_
         Failed(OffsetOutOfRangeError("from offset 21"), "reader"),
         Failed(LogError("another"), "reader"),
     )
-    assert watched.watcher.explained(gone) is gone
+    assert watched.topics.explained(gone) is gone
     watched.log.delete_topics(["in"])
-    assert watched.watcher.explained(gone) is gone
+    assert watched.topics.explained(gone) is gone
     watched.log.create_topics([TopicSpec("in", 1)])
-    assert watched.watcher.explained(other) is other
-    explained = watched.watcher.explained(gone)
+    assert watched.topics.explained(other) is other
+    explained = watched.topics.explained(gone)
     assert explained.where == "reader"
     assert isinstance(explained.error, ConfigError)
     assert "in-0: the topic was deleted and made anew" in str(explained.error)

@@ -25,6 +25,7 @@ from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.members import Assignment
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
+from coopstreams.instance.purge import Purge
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.watcher import Watcher
 from coopstreams.opening.restores import Changelogs, Restores
@@ -38,10 +39,8 @@ from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
-from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.pending_calls import NodeCall, PendingCalls, Turns
 from coopstreams.tasks.stream_thread import StreamThread
-from coopstreams.tasks.turns import Turns
-from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import SnapshotError
 from tests.simulation import planted_consumers as consumers
@@ -438,7 +437,7 @@ def _purged_whatever_it_is() -> AbstractContextManager[Any]:
     """A process that wakes deletes repartition records without asking whose topic it
     is, and whether it is a member.
     """
-    return patch.object(Watcher, "_may_purge", lambda *_: None)
+    return patch.object(Purge, "_may_purge", lambda *_: None)
 
 
 def _restless() -> AbstractContextManager[Any]:

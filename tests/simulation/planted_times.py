@@ -16,9 +16,8 @@ from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks import pending_calls
 from coopstreams.tasks import task as tasks_at_work
-from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.pending_calls import PendingCalls, SourceInFlight, WaitingRecord
 from coopstreams.tasks.queues import SourceQueues
-from coopstreams.tasks.waiting_records import SourceInFlight, WaitingRecord
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.operators.join_memory import EmissionGate, _Side
 from coopstreams.topology.operators.moving_windows import Closing

@@ -95,7 +95,7 @@ class Process(Life):
                 self.topology, world.config(self.number), self.wiring()
             ) as self.components:
                 self.instance = Instance(self.components, Lifecycle())
-                self.instance.url = f"http://{self.machine.name}"
+                self.instance.presence.url = f"http://{self.machine.name}"
                 self.serving = Serving(self.instance, {})
                 try:
                     if not self.stopping:
@@ -136,7 +136,7 @@ class Process(Life):
         known = self.serving.stores()
         return [
             spec
-            for part in self.components.topology.subtopologies
+            for part in self.components.plan.topology.subtopologies
             for spec in part.stores
             if spec.name in known
         ]

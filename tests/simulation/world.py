@@ -563,7 +563,7 @@ class World(Stage[Process]):
                     if (id_.subtopology, id_.partition) == (subtopology, partition)
                     and (not owned or serving.owns(task))
                 ]
-                for spec in process.components.subtopology(subtopology).stores:
+                for spec in process.components.plan.subtopology(subtopology).stores:
                     yield Part(
                         f"{process.machine.name} {subtopology}_{partition}",
                         partition,

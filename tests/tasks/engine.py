@@ -399,7 +399,7 @@ class Engine:
             Places(
                 number,
                 f"app-{number}",
-                lambda store: self.changelog(store.name),
+                self.changelog,
                 lambda: written,
             ),
             self.metrics,
