@@ -165,6 +165,7 @@ def _add_batch(function: Body, node: Aggregate, name: str, values: str) -> None:
         if node.windows is not None and function.compiler.clocked:
             named += ", births=births"
         _call(lines, node, given, named)
+        lines.line(f"dropped[{function.unit.drop(node.name, 'null-key')}] += null_keys")
         if node.drops_null_values:
             lines.line(
                 f"dropped[{function.unit.drop(node.name, 'null-value')}] += null_values"
