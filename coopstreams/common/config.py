@@ -187,8 +187,9 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "ranges.before.windows": (
         boolean,
         False,
-        "Whether partitions are split, too, whose records go through a repartition topic into windows or other state "
-        "that expires. Ranges that read a backlog at different speeds make each other's records late there.",
+        "Whether partitions are split, too, whose records go through a repartition topic into stream joins, windows "
+        "without a clock or other state that expires. Ranges that read a backlog at different speeds make each other's "
+        "records late there.",
     ),
     "repartition.idle.ms": (
         integer(1),

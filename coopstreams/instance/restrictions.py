@@ -3,7 +3,7 @@ records from passing each other.
 
     accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
     accept.individual.commit=false  all do; and where records wait for calls, none passes another
-    ranges.before.windows=false     the application's setting: one does that feeds windows through a repartition topic
+    ranges.before.windows=false     the application's setting: one does that feeds windows without a clock
 
 Each member announces which of its sub-topologies may be cut, and the group cuts what
 all members allow (`group.versions`). So members that see a change at different times
