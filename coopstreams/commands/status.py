@@ -22,6 +22,7 @@ from coopstreams.commands.terminal.figures import (
     number,
     plain_console,
     reasons_of,
+    standing_times,
     written,
 )
 from coopstreams.commands.terminal.visible import visible_lines
@@ -183,6 +184,7 @@ def done_lines(report: dict[str, Any]) -> list[str]:
             f"calls: {under_way} under way, {waiting} wait, the oldest {oldest:.1f} s; {blocked} keys wait; "
             f"{again} made again"
         )
+    lines += standing_times(tasks)
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append(
             "lag ≤: of a shared partition; what waits may be of other key ranges"

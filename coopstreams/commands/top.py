@@ -24,7 +24,12 @@ from rich.text import Text
 
 from coopstreams.commands.http_access import AskingFile, asking
 from coopstreams.commands.terminal.bars import Letters, range_bars
-from coopstreams.commands.terminal.figures import new_table, plain_console, reasons_of
+from coopstreams.commands.terminal.figures import (
+    new_table,
+    plain_console,
+    reasons_of,
+    standing_times,
+)
 from coopstreams.commands.terminal.processes import figures_of
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
@@ -106,6 +111,7 @@ def picture(
         "",
         bars,
         *_hot(tasks),
+        *map(Text, standing_times(tasks)),
         *_reasons(instances, letters),
     )
 

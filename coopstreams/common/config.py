@@ -197,6 +197,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Silence of a source partition in front of a repartition topic with windows behind it, after which the others' "
         "time counts for it, too: records that come later may be late.",
     ),
+    "max.time.skew.ms": (
+        integer(0),
+        None,
+        "How far a source partition in front of a repartition topic with windows behind it may be ahead of the slowest: "
+        "above that it is not read on. Default: any distance. Then windows keep what comes in between.",
+    ),
     "time.mark.interval.ms": (
         integer(0),
         200,

@@ -226,6 +226,18 @@ class Metrics:
             "subtopology",
             "topic",
         )
+        self._clock_marks = self._counter(
+            "clock_marks",
+            "Marks by which tasks have told the readers of a repartition topic their time, one to each partition.",
+            "subtopology",
+            "topic",
+        )
+        self._clock_lag = self._gauge(
+            "clock_lag_seconds",
+            "How far the clock by which windows close is behind the newest record that a task was handed.",
+            "task",
+            "topic",
+        )
         self._dead_letters = self._counter(
             "dead_letters",
             "Records that failed and went to the dead-letter topic.",
@@ -365,6 +377,14 @@ class Metrics:
     def time_marked(self, task: TaskId, topic: str) -> None:
         """Count an advance of the stream time of a silent partition."""
         self._time_marks.of(task.subtopology, topic).inc()
+
+    def clock_marked(self, task: TaskId, topic: str, marks: int) -> None:
+        """Count marks that a task has written to a repartition topic."""
+        self._clock_marks.of(task.subtopology, topic).inc(marks)
+
+    def clock_lag(self, task: TaskId, topic: str, lag_ms: int) -> None:
+        """Set how far the clock of a task is behind its newest record."""
+        self._clock_lag.of(task, topic).set(lag_ms / 1000)
 
     def dropped(
         self, task: TaskId | None, node: str, reason: str, records: int = 1

@@ -210,6 +210,7 @@ class Components:
             self.follower,
             lambda: self.plan.resolved,
             config["repartition.idle.ms"],
+            config["max.time.skew.ms"],
             self.host,
         )
         self.refusals = Refusals(cluster, config, self.host)

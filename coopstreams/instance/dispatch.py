@@ -25,16 +25,20 @@ from threading import get_ident
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.instance.source_times import SourceTimes
+from coopstreams.log.clocks import UNHEARD
 from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
 from coopstreams.tasks.failure_handlers import place_in
 from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Task
+from coopstreams.tasks.time_waits import ClockWait, HeldBack, looked_at
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Arrivals, OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
 
 FETCH_RECORDS = 10_000
+CLOCKS_EVERY_S = 1.0
+"""How often to look for whom clocks wait."""
 HELD_WAIT_S = 0.01
 """How often to check whether a held partition may be released: a fast thread processes
 the waiting records in 15 ms.
@@ -71,6 +75,17 @@ class _Partition:
     """The reader's position; None: the partition is not being read."""
     at_end: bool = False
     held: bool = False
+    """Whether the reader holds it: it is full, or held back."""
+    full: bool = False
+    """Whether too many of its records wait."""
+    held_back: HeldBack | None = None
+    """That it is too far ahead of the slowest source partition; None: it is not."""
+    reached: dict[str, int] = field(default_factory=dict)
+    """The times that its records have reached on the way to timed topics."""
+    newest: int = NO_STREAM_TIME
+    """The latest birth of its records, if its topic is timed."""
+    clock: ClockWait | None = None
+    """For whom its clock waited at the last look; None: its topic is not timed."""
     record_bytes: int = RECORD_BYTES
     """The average size of a record in the last batch."""
     silence: Silence | None = None
@@ -93,6 +108,7 @@ class _Partition:
             self.at = first
             self.at_end = False
             self.silent_since = None
+            self.reached = {}
             if self.silence is not None:
                 self.silence.broken()
 
@@ -119,7 +135,8 @@ class Dispatcher:
     """Moves records from a reader to the tasks of an instance, on the control thread.
 
     Any thread may ask it where it is (`behind`, `asking_for`, `asking_s`, `silent_s`,
-    `all_read`), and `wake` it: the answers are as of its last fetch.
+    `all_read`, `may_not_read`, `clocks`, `held_back`), and `wake` it: the answers are
+    as of its last fetch.
     """
 
     def __init__(
@@ -148,6 +165,12 @@ class Dispatcher:
             {},
         )
         """When the reader answered last, and how far each partition was read then."""
+        self.clocks: Mapping[TopicPartition, ClockWait] = {}
+        """The clocks of the partitions of timed topics, at the last look."""
+        self._look_at = 0.0
+        """When to look at the clocks again."""
+        self.held_back: Mapping[TopicPartition, HeldBack] = {}
+        """The partitions that are too far ahead of the slowest."""
         self._asking: tuple[TopicPartition, int, float, int] | None = None
         """The record (partition, offset) on which functions of the program run, since
         when, and the thread's id.
@@ -190,13 +213,11 @@ class Dispatcher:
         """Fetch once and deliver the batches; return how many records. Waits
         `timeout_s` at most, or until `wake`.
         """
+        self._look_at_times()
         self._hold()
         self._promise()
         moved = 0
-        held = any(partition.held for partition in self._partitions.values())
-        wait_s = min(
-            self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s
-        )
+        wait_s = min(self._advance_time(), timeout_s, self._held_wait_s())
         batches = self._reader.fetch(FETCH_RECORDS, wait_s)
         read_at = self._host.now()
         for batch in batches:
@@ -211,6 +232,9 @@ class Dispatcher:
                 partition.silent_since = read_at
             partition.at = Position(batch.next_offset, batch.stream_time)
             partition.at_end = batch.at_end
+            if partition.clock is not None:
+                partition.newest = max(partition.newest, _newest(batch))
+            self._note_reached(partition, batch)
             self._read[batch.partition] = _Read.of(partition)
             route = partition.routes[batch.slot]
             if batch.next_offset > route.next.offset:
@@ -223,6 +247,7 @@ class Dispatcher:
                 )
             route.thread.deliver(route.task, batch)
         self._published = read_at, dict(self._read)
+        self._look_at_clocks(read_at)
         return moved
 
     @property
@@ -279,6 +304,18 @@ class Dispatcher:
             return False
         return read.at_end and read.offset is not None and read.offset <= position
 
+    def may_not_read(self, source: TopicPartition, position: int) -> bool:
+        """Whether a partition is held back for its time, and everything that was read
+        of it lies below this position.
+        """
+        read = self._published[1].get(source)
+        return (
+            source in self.held_back
+            and read is not None
+            and read.offset is not None
+            and read.offset <= position
+        )
+
     def close_reader(self) -> None:
         """Close the reader."""
         self._reader.close()
@@ -312,6 +349,10 @@ class Dispatcher:
         operator_times = None
         if any(task.program.shared for task in tasks):
             operator_times = self._noting(source, self._operator_times_of(source.topic))
+        writers = self._writers_of(source.topic)
+        if writers is not None and partition.clock is None and partition.at is not None:
+            partition.newest = partition.at.stream_time
+            partition.clock = ClockWait(UNHEARD, partition.newest)
         self._reader.route(
             source,
             [task.id.key_range for task in tasks],
@@ -319,7 +360,7 @@ class Dispatcher:
             operator_times,
             time_marks=partition.silence is not None,
             advances=any(task.program.foresees for task in tasks),
-            writers=self._writers_of(source.topic),
+            writers=writers,
         )
         if partition.at_end and partition.at is not None:
             for slot, route in enumerate(partition.routes):
@@ -373,20 +414,56 @@ class Dispatcher:
                 next_s = min(next_s, due_s)
         return next_s
 
-    def _promise(self) -> None:
-        """Have tasks promise the others' time where all of their sources are silent."""
+    def _note_reached(self, partition: _Partition, batch: RecordBatch) -> None:
+        """Note the times that a batch has reached on the way to timed topics."""
         times = self._source_times
-        if times is None:
+        task = partition.routes[batch.slot].task
+        if times is None or not times.bounded or not task.promises:
             return
-        timed = [
+        topic = batch.partition.topic
+        for sink, time in task.program.reached(topic, batch.operator_times).items():
+            before = partition.reached.get(sink, NO_STREAM_TIME)
+            partition.reached[sink] = max(before, time)
+
+    def _look_at_clocks(self, now: float) -> None:
+        """Publish for whom clocks wait, if it is time to."""
+        if now < self._look_at:
+            return
+        self._look_at = now + CLOCKS_EVERY_S
+        clocks: dict[TopicPartition, ClockWait] = {}
+        for source, partition in self._partitions.items():
+            clock = self._reader.clock(source)
+            if clock is None:
+                continue
+            waits = looked_at(clock, partition.newest, partition.clock, now)
+            partition.clock = clocks[source] = waits
+            for route in partition.routes:
+                self._metrics.clock_lag(route.task.id, source.topic, waits.lag_ms)
+        self.clocks = clocks
+
+    def _timed(self) -> list[tuple[TopicPartition, _Partition, _Route]]:
+        """Return the routes of tasks that write from source topics to timed ones."""
+        return [
             (source, partition, route)
             for source, partition in self._partitions.items()
             for route in partition.routes
             if route.task.promises
         ]
-        times.look({route.task.id.subtopology for _, _, route in timed})
+
+    def _look_at_times(self) -> None:
+        """Take in the times that all source partitions have reached, if it is time to."""
+        if self._source_times is not None and (timed := self._timed()):
+            self._source_times.look(
+                {route.task.id.subtopology for _, _, route in timed}
+            )
+
+    def _promise(self) -> None:
+        """Have tasks promise the others' time where all of their sources are silent."""
+        times = self._source_times
+        if times is None:
+            return
         silent_before = self._host.now() - times.idle_s
-        for source, partition, route in timed:
+        for source, partition, route in self._timed():
             if partition.at is None or not all(
                 self._is_silent(each, silent_before) for each in route.task.sources
             ):
@@ -404,7 +481,15 @@ class Dispatcher:
         began = self._partitions[source].silent_since
         return began is not None and began <= since
 
+    def _held_wait_s(self) -> float:
+        """Return how long a fetch may wait before held partitions are looked at."""
+        if any(partition.full for partition in self._partitions.values()):
+            return HELD_WAIT_S
+        times = self._source_times
+        return math.inf if times is None or not self.held_back else times.look_every_s
+
     def _hold(self) -> None:
+        held_back: dict[TopicPartition, HeldBack] = {}
         for source, partition in self._partitions.items():
             waiting = max(
                 max(route.thread.backlog, route.task.queues.waiting(source))
@@ -414,10 +499,22 @@ class Dispatcher:
                 MOST_WAITING,
                 self._most_bytes // (partition.record_bytes * len(self._partitions)),
             )
-            if (waiting > (limit // 2 if partition.held else limit)) != partition.held:
-                partition.held = not partition.held
-                self._reader.hold(source, partition.held)
+            partition.full = waiting > (limit // 2 if partition.full else limit)
+            if self._source_times is not None:
+                partition.held_back = self._source_times.held_back(
+                    partition.reached, partition.held_back
+                )
+            if partition.held_back is not None:
+                held_back[source] = partition.held_back
+            held = partition.full or partition.held_back is not None
+            if held != partition.held:
+                partition.held = held
+                # What comes while it is held is not read: it is not silent then.
+                silent = partition.at_end and not held
+                partition.silent_since = self._host.now() if silent else None
+                self._reader.hold(source, held)
                 self._tell_held(source, partition)
+        self.held_back = held_back
 
     def _tell_held(self, source: TopicPartition, partition: _Partition) -> None:
         """Tell tasks that a source is held, or not: some may wait for its records with
@@ -439,6 +536,12 @@ class Dispatcher:
                     partition.at_end,
                 )
                 route.thread.deliver(route.task, batch)
+
+
+def _newest(batch: RecordBatch) -> int:
+    """Return the latest birth of a batch's records, or the stream time after it."""
+    births = batch.columns.births
+    return max(births) if births else batch.stream_time
 
 
 def _record_bytes(columns: Columns) -> int:

@@ -130,7 +130,10 @@ class Instance:
         self._subscription = components.subscription(self._tell)
         stall_detector = StallDetector.of(plan.config)
         watched = Watched(
-            lambda: self.standing, self._threads.paused, self._dispatcher.all_read
+            lambda: self.standing,
+            self._threads.paused,
+            self._dispatcher.all_read,
+            self._dispatcher.may_not_read,
         )
         self._topic_changes = components.topic_changes(
             watched.standing, stall_detector, self._tell

@@ -35,11 +35,18 @@ from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Health, Seen, health
+from coopstreams.status.time_status import time_status
 from coopstreams.tasks.lifecycle import ENDING
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.task_figures import DownloadStatus, RestoreStatus, TaskStatus
+from coopstreams.tasks.task_figures import (
+    DownloadStatus,
+    RestoreStatus,
+    TaskStatus,
+    TimeStatus,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
+from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -253,6 +260,7 @@ class Serving:
             ),
             unreadable=made.follower.trouble,
             misplaced=tuple(made.misplaced.topics.values()),
+            times=self._times(standing),
             lost=made.tallies.losses.known,
             not_shared=()
             if assigned is None
@@ -262,7 +270,8 @@ class Serving:
     def status(self) -> InstanceStatus:
         """Return the status of the instance."""
         standing = self._instance.standing
-        health = self.health()
+        seen = self.seen()
+        well = health(seen)
         placement = self.placement()
         version = short(
             tuple(part.fingerprint for part in self._components.plan.resolved.announced)
@@ -274,10 +283,13 @@ class Serving:
             state=self._state(standing),
             generation=placement.generation,
             uptime_s=round(uptime_s, 1),
-            live=health.live,
-            ready=health.ready,
-            reasons=health.reasons,
-            tasks=tuple(self._task(task, standing) for task in sorted(standing.states)),
+            live=well.live,
+            ready=well.ready,
+            reasons=well.reasons,
+            tasks=tuple(
+                self._task(task, standing, seen.times)
+                for task in sorted(standing.states)
+            ),
             details={**self._details, "version": version},
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,
@@ -377,7 +389,41 @@ class Serving:
             return f"task {task} waits for {self._instance.opener.waits_for(task).why}"
         return f"task {task} is {state.value}"
 
-    def _task(self, id_: TaskId, standing: Standing) -> TaskStatus:
+    def _times(self, standing: Standing) -> dict[TaskId, TimeStatus]:
+        """Return the times of the tasks that have a clock, or are held back."""
+        reader = self._instance.reader
+        now = self._components.host.now()
+        told = {
+            id_: time_status(
+                id_,
+                task.sources,
+                reader.clocks,
+                reader.held_back,
+                self._components.plan.resolved.writer_of,
+                self._owner_of,
+                now,
+            )
+            for id_, task in standing.tasks.items()
+        }
+        return {id_: status for id_, status in told.items() if status is not None}
+
+    def _owner_of(
+        self, subtopology: int, partition: int, groups: KeyGroups
+    ) -> str | None:
+        """Return the instance that has the first of these key groups."""
+        owners = self.placement().by_partition.get((subtopology, partition), ())
+        return next(
+            (
+                owner.instance.id
+                for owner in owners
+                if groups.first in owner.task.key_range.groups.numbers
+            ),
+            None,
+        )
+
+    def _task(
+        self, id_: TaskId, standing: Standing, times: Mapping[TaskId, TimeStatus]
+    ) -> TaskStatus:
         instance = self._instance
         host = self._components.host
         state = standing.states[id_]
@@ -407,4 +453,6 @@ class Serving:
                 host.now(),
                 host.wall_ms(),
             )
-        return structs.replace(status, restore=restore, download=download)
+        return structs.replace(
+            status, restore=restore, download=download, time=times.get(id_)
+        )

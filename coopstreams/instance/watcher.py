@@ -49,6 +49,8 @@ class Watched:
     paused: Callable[[], bool]
     all_read: Callable[[TopicPartition, int], bool]
     """See `Dispatcher.all_read`."""
+    may_not_read: Callable[[TopicPartition, int], bool]
+    """See `Dispatcher.may_not_read`."""
 
 
 class Lags:
@@ -142,13 +144,17 @@ class Lags:
                 continue
             said = figures[id_]
             committed = said.committed
+            held_back = any(
+                self._watched.may_not_read(source, at)
+                for source, at in committed.items()
+            )
             self.stall_detector.look(
                 id_,
                 now,
                 committed,
                 {source: ends.get(source, at) for source, at in committed.items()},
                 said.counts.processed,
-                paused=self._watched.paused(),
+                paused=self._watched.paused() or held_back,
                 all_read={
                     source
                     for source, at in committed.items()

@@ -23,7 +23,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.keys import GROUPS, KeyRange
+from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange
 
 HEADER = "__coopstreams.time"
 UNHEARD = -1
@@ -67,6 +67,16 @@ def clock_marks_in(columns: Columns) -> list[tuple[int, Mark]]:
     ]
 
 
+class Awaited(NamedTuple):
+    """Key groups of a source partition that have told no later time. Shape: both ends
+    inclusive. Units: `time` in milliseconds, -1 if none was told.
+    """
+
+    partition: int
+    groups: KeyGroups
+    time: int
+
+
 class Clock:
     """The time of a partition of a timed topic, as its marks tell it."""
 
@@ -96,15 +106,19 @@ class Clock:
         self.now = UNHEARD
 
     @property
-    def waits_for(self) -> tuple[int, int, int] | None:
-        """The source partition and the first key group for which the clock waits, and
-        the time there; None: there is no writer.
+    def waits_for(self) -> Awaited | None:
+        """The first of the key groups for which the clock waits, and those behind it
+        that have told the same; None: there is no writer.
         """
         if not self._least:
             return None
         time = min(self._least)
         partition = self._least.index(time)
-        return partition, self._times[partition].index(time), time
+        row = self._times[partition]
+        first = last = row.index(time)
+        while last + 1 < GROUPS and row[last + 1] == time:
+            last += 1
+        return Awaited(partition, KeyGroups(first, last), time)
 
 
 class Clocks:
@@ -124,6 +138,10 @@ class Clocks:
         if clock is None or clock.writers != writers:
             clock = self._of[partition] = Clock(writers)
         return clock
+
+    def get(self, partition: TopicPartition) -> Clock | None:
+        """Return the clock of a partition that is read; None: its topic is not timed."""
+        return self._of.get(partition)
 
     def forget(self, partition: TopicPartition) -> None:
         """Forget the marks of a partition: the reader goes back behind them."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from coopstreams.log.clocks import Clock
 from coopstreams.topology.columns import (
     Advances,
     Columns,
@@ -197,6 +198,11 @@ class Reader(Protocol):
     def wake(self) -> None:
         """End the wait of the fetch that runs, or else of the next one. Any thread,
         signal handlers too.
+        """
+
+    def clock(self, partition: TopicPartition) -> Clock | None:
+        """Return the clock of a partition as far as it was fetched; None: its topic is
+        not timed. On the reader's thread only.
         """
 
     def hold(self, partition: TopicPartition, held: bool) -> None:

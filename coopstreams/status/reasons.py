@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Literal, TypeAlias, get_args
 
@@ -28,7 +29,7 @@ from coopstreams.status.detector import (
 )
 from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.stream_thread import StreamThread
-from coopstreams.tasks.task_figures import CallFigures
+from coopstreams.tasks.task_figures import CallFigures, TimeStatus
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.task_id import TaskId
 
@@ -46,6 +47,7 @@ HealthCode: TypeAlias = Literal[
     "not-shared",
     "partitioner",
     "records-dropped",
+    "waits-for-time",
     "waiting",
     "restoring",
     "closing",
@@ -56,6 +58,12 @@ HealthCode: TypeAlias = Literal[
     "unreachable",
 ]
 """The code of a reason: one with another code does not pass the type check."""
+
+
+TIME_STANDS_S = 60.0
+"""For how long a clock may stand although later records have come: a process that is
+replaced needs as long.
+"""
 
 
 class Effect(Enum):
@@ -149,6 +157,14 @@ KINDS: Mapping[HealthCode, tuple[Effect, str]] = {
         " %, and at least 100, at one operator for one reason, such as `late`; the message says how many,"
         " where, why, and what to do. It is logged as a warning, too, every ten minutes. Results are "
         "missing; the process is ready all the same",
+    ),
+    "waits-for-time": (
+        READY,
+        "behind a repartition topic the [clock](../operating/observe.md#time-behind-repartition-topics) by which "
+        "windows close has stood for 60 s, although later records have come; or a partition is not read, because "
+        "it is further ahead of the slowest than `max.time.skew.ms`. The message says which source partition and "
+        "key groups are waited for, and which process has them. Nothing is lost meanwhile: windows close late. The "
+        "process is ready all the same",
     ),
     "waiting": (
         NOT_READY,
@@ -252,6 +268,8 @@ class Seen:
     unreadable: str = ""
     """The record of the group's progress that cannot be read; empty: none."""
     misplaced: tuple[str, ...] = ()
+    times: Mapping[TaskId, TimeStatus] = field(default_factory=dict)
+    """Of the tasks that have a clock, or are held back."""
     lost: tuple[str, ...] = ()
     """Where records are left out."""
     not_shared: tuple[str, ...] = ()
@@ -389,6 +407,58 @@ def _calls(seen: Seen) -> Iterator[Reason]:
         yield Reason("calls-pause", f"task {task}: {why}", str(task))
 
 
+def _times(seen: Seen) -> Iterator[Reason]:
+    """Clocks that stand; one reason for all tasks that wait for the same."""
+    if seen.paused:
+        return
+    longest: dict[tuple[int, bool, int, int], TimeStatus] = {}
+    for task, status in seen.times.items():
+        awaited = status.waits_for
+        if awaited is None or awaited.since_s < TIME_STANDS_S:
+            continue
+        whom = awaited.subtopology, awaited.partition
+        at = task.subtopology, status.held_back, *whom
+        before = longest.get(at)
+        if before is None or waited_s(before) < awaited.since_s:
+            longest[at] = status
+    for (subtopology, *_), status in longest.items():
+        yield Reason("waits-for-time", wait_for_time(subtopology, status))
+
+
+def waited_s(status: TimeStatus) -> float:
+    """Return for how long time has stood."""
+    return 0.0 if status.waits_for is None else status.waits_for.since_s
+
+
+def wait_for_time(subtopology: int, status: TimeStatus) -> str:
+    """Return for whom the time of a sub-topology waits, as a sentence."""
+    awaited = status.waits_for
+    assert awaited is not None
+    owner = (
+        "no process has them" if awaited.owner is None else f"{awaited.owner} has them"
+    )
+    told = "no time" if awaited.time is None else f"no time after {utc(awaited.time)}"
+    what = (
+        f"sub-topology {subtopology} reads no further than {utc(status.time)} (max.time.skew.ms)"
+        if status.held_back
+        else f"the clock of sub-topology {subtopology} stands at {utc(status.time)}"
+    )
+    return (
+        f"{what}: sub-topology {awaited.subtopology}, partition {awaited.partition}, key groups {awaited.key_groups} "
+        f"have told {told} for {awaited.since_s:.0f} s; {owner}"
+    )
+
+
+def utc(ms: int | None) -> str:
+    """Return a time for people."""
+    if ms is None:
+        return "no time"
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):  # the year 10000, or later
+        return f"{ms} ms"
+
+
 def _paused(seen: Seen) -> Iterator[Reason]:
     if seen.paused:
         yield Reason(
@@ -449,6 +519,7 @@ CHECKS: tuple[Callable[[Seen], Iterator[Reason]], ...] = (
     _calls,
     _said("partitioner", lambda seen: seen.misplaced),
     _said("records-dropped", lambda seen: seen.lost),
+    _times,
     _paused,
     _member,
     _said("asking-the-group", lambda seen: seen.doubts),

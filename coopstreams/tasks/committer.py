@@ -653,6 +653,7 @@ class Committer:
                     partitions=list(range(count)),
                     headers=[mark.headers] * count,
                 )
+                self._metrics.clock_marked(task.id, topic, count)
 
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:

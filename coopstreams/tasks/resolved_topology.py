@@ -61,6 +61,13 @@ class ResolvedTopology:
             if task.partition < counts[topic]
         )
 
+    def writer_of(self, topic: str) -> int | None:
+        """Return the sub-topology that writes to a timed topic; None: it is none."""
+        return next(
+            (n for n, program in self.programs.items() if topic in program.timed_sinks),
+            None,
+        )
+
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
         """Return the sub-topologies whose source topics differ from before."""
         return frozenset(

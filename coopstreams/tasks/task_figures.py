@@ -124,6 +124,43 @@ class HotKeyGroup(msgspec.Struct, frozen=True):
     share: float
 
 
+class AwaitedTime(msgspec.Struct, frozen=True):
+    """Key groups of a source partition that have told no later time."""
+
+    subtopology: int
+    partition: int
+    key_groups: str
+    time: Annotated[
+        int | None, Meta(description="The time that they have told; null: none yet.")
+    ]
+    owner: Annotated[
+        str | None,
+        Meta(
+            description="The instance that has the first of them; null: none has, by the last assignment."
+        ),
+    ]
+    since_s: Annotated[float, Meta(description="How long time has stood for them.")]
+
+
+class TimeStatus(msgspec.Struct, frozen=True):
+    """The time behind repartition topics, as a task knows it."""
+
+    time: Annotated[
+        int | None,
+        Meta(
+            description="The clock by which its windows close; of a task that is held back the time of what it has "
+            "read. Null: not known since the task was opened."
+        ),
+    ]
+    waits_for: AwaitedTime | None = None
+    held_back: Annotated[
+        bool,
+        Meta(
+            description="Whether it reads nothing, because it is further ahead than `max.time.skew.ms`."
+        ),
+    ] = False
+
+
 class TaskPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A task by its name; the state is null if its instance does not answer."""
 
@@ -176,6 +213,10 @@ class TaskStatus(TaskPlace, frozen=True, kw_only=True):
             description="Whether other tasks have key ranges of its partitions: then `lag` counts their records, too."
         ),
     ] = False
+    time: Annotated[
+        TimeStatus | None,
+        Meta(description="Null: records alone move its time, and it is not held back."),
+    ] = None
     sources: tuple[SourceStatus, ...] = ()
     restore: tuple[RestoreStatus, ...] = ()
     download: tuple[DownloadStatus, ...] = ()

@@ -9,16 +9,18 @@ import pytest
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
-from coopstreams.commands.terminal.figures import plain_console
+from coopstreams.commands.terminal.figures import plain_console, standing_times
 from coopstreams.sharing.share_group import ShareStatus
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Reason
 from coopstreams.tasks.task_figures import (
+    AwaitedTime,
     Calls,
     DownloadStatus,
     RestoreStatus,
     SourceStatus,
     TaskStatus,
+    TimeStatus,
     drops,
 )
 from coopstreams.topology.columns import TopicPartition
@@ -199,6 +201,25 @@ def test_a_terminal_does_not_obey_what_an_error_quotes() -> None:
         r"started again 2 times; last it ended: \x1b[2J",
         "resting: ValueError: \\x1b[2J\nof two lines",
     ]
+
+
+def test_time_that_stands_has_a_line_for_all_tasks_that_wait_for_the_same() -> None:
+    def waiting(partition: int, since_s: float, owner: str | None) -> TaskStatus:
+        awaited = AwaitedTime(0, 2, "0..127", 5, owner, since_s)
+        return msgspec.structs.replace(
+            TaskStatus.of(TaskId(1, partition, WHOLE), "running"),
+            time=TimeStatus(5, awaited),
+        )
+
+    one = instance_status(waiting(0, 12.0, "b"), waiting(1, 14.0, "b"))
+    assert standing_times([*one["tasks"], {"id": "of an earlier release"}]) == [
+        "time of 1_* stands for 14 s: 0_2, key groups 0..127, of b has told none"
+    ]
+    alone = instance_status(waiting(0, 12.0, None), waiting(1, 1.0, "b"))
+    assert standing_times(alone["tasks"]) == [
+        "time of 1_* stands for 12 s: 0_2, key groups 0..127, of no instance has told none"
+    ]
+    assert standing_times(instance_status(waiting(1, 1.0, "b"))["tasks"]) == []
 
 
 def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> (

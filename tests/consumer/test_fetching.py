@@ -40,7 +40,7 @@ class Counted:
             reader.hold,
             reader.close,
         )
-        self.wake = reader.wake
+        self.wake, self.clock = reader.wake, reader.clock
         self.fetches = 0
         self._fetch = reader.fetch
 

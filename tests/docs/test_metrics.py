@@ -111,6 +111,7 @@ def test_a_reason_that_ends_by_no_restart_has_an_alert() -> None:
 def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
     without = {
         "coopstreams_acquired_records",
+        "coopstreams_clock_marks_total",
         "coopstreams_commits_total",
         "coopstreams_fetched_bytes_total",
         "coopstreams_generation",

@@ -74,7 +74,12 @@ class Watched(Engine):
             lambda partitions: dict.fromkeys(partitions, self.silent),
             self.metrics,
             self.tallies,
-            Observed(standing, lambda: False, self.dispatcher.all_read),
+            Observed(
+                standing,
+                lambda: False,
+                self.dispatcher.all_read,
+                self.dispatcher.may_not_read,
+            ),
             self.detector,
             SYSTEM,
         )

@@ -40,7 +40,10 @@ def test_the_clock_is_the_least_of_what_each_key_group_has_heard(
         assert clock.now == now
     waits = clock.waits_for
     assert waits is not None
-    assert times[waits[0], waits[1]] == waits[2] == min(times.values())
+    awaited = {times[waits.partition, group] for group in waits.groups.numbers}
+    assert awaited == {waits.time} == {min(times.values())}
+    after = times.get((waits.partition, waits.groups.last + 1))
+    assert after != waits.time
 
 
 def test_marks_of_half_a_partition_do_not_move_the_clock() -> None:

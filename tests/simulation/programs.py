@@ -327,6 +327,14 @@ PROGRAMS = {
         {"repartition.idle.ms": 1_000},
         loose=Latest,
     ),
+    "windows behind a repartition of partitions that keep together": Program(
+        partial(topologies.grouped_elsewhere, topologies.count_in_windows),
+        _to("in"),
+        Counted,
+        ("counts",),
+        {"repartition.idle.ms": 1_000, "max.time.skew.ms": 500},
+        loose=Latest,
+    ),
     "a join behind a repartition": Program(
         topologies.looked_up_elsewhere,
         _WITH_TABLE,

@@ -64,6 +64,7 @@ def test_the_figures_of_a_task_are_these_fields() -> None:
                 "silent_s": 1.3,
             }
         ],
+        "time": None,
         "restore": [],
         "download": [],
     }

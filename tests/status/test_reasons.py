@@ -18,7 +18,12 @@ from coopstreams.status.reasons import (
     by_code,
     health,
 )
-from coopstreams.tasks.task_figures import CallFigures, Calls
+from coopstreams.tasks.task_figures import (
+    AwaitedTime,
+    CallFigures,
+    Calls,
+    TimeStatus,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -26,6 +31,12 @@ from coopstreams.topology.task_id import TaskId
 TASK, OTHER = TaskId(0, 0, WHOLE), TaskId(0, 1, WHOLE)
 AT = TopicPartition("in", 0)
 PAUSE = CallFigures(Calls(0, 0.0, 0, 0), pauses="calls of ask pause")
+
+
+def standing(since_s: float, owner: str | None = "b") -> TimeStatus:
+    """A clock that stands since so long for a part of partition 3."""
+    awaited = AwaitedTime(0, 3, "0..127", 1_700_000_000_000, owner, since_s)
+    return TimeStatus(1_700_000_000_000, awaited)
 
 
 def stalled() -> StallDetector:
@@ -55,6 +66,7 @@ def test_an_instance_without_reasons_is_live_and_ready() -> None:
         (Seen(now=0, misplaced=("in",)), "partitioner", True, True),
         (Seen(now=0, lost=("late",)), "records-dropped", True, True),
         (Seen(now=0, not_shared=("windows",)), "not-shared", True, True),
+        (Seen(now=0, times={TASK: standing(61.0)}), "waits-for-time", True, True),
         (Seen(now=0, states={TASK: "waiting"}), "waiting", True, False),
         (Seen(now=0, states={TASK: "closing"}), "closing", True, False),
         (Seen(now=0, calls={TASK: PAUSE}), "calls-pause", True, True),
@@ -120,3 +132,32 @@ def test_every_code_has_a_meaning_and_a_count() -> None:
     counted = by_code(said.reasons)
     assert counted.keys() == set(HEALTH_CODES)
     assert [code for code, count in counted.items() if count] == ["paused"]
+
+
+def test_a_clock_that_stands_is_told_once_for_all_tasks_with_the_longest_wait() -> None:
+    times = {TaskId(1, n, WHOLE): standing(60.0 + n) for n in range(3)}
+    (reason,) = health(Seen(now=0, times=times)).reasons
+    assert reason.task is None
+    assert reason.message == (
+        "the clock of sub-topology 1 stands at 2023-11-14T22:13:20Z: sub-topology 0, partition 3, key groups 0..127 "
+        "have told no time after 2023-11-14T22:13:20Z for 62 s; b has them"
+    )
+
+
+def test_a_short_wait_for_time_and_one_while_paused_are_no_reasons() -> None:
+    assert not health(Seen(now=0, times={TASK: standing(59.0)})).reasons
+    assert not health(Seen(now=0, times={TASK: TimeStatus(5)})).reasons
+    paused = health(Seen(now=0, paused=True, times={TASK: standing(70.0)}))
+    assert [reason.code for reason in paused.reasons] == ["paused"]
+
+
+def test_a_partition_that_is_held_back_names_the_setting_and_that_nobody_has_the_slowest() -> (
+    None
+):
+    awaited = AwaitedTime(0, 1, "0..255", None, None, 75.0)
+    times = {TASK: TimeStatus(1_700_000_000_000, awaited, held_back=True)}
+    (reason,) = health(Seen(now=0, times=times)).reasons
+    assert reason.message == (
+        "sub-topology 0 reads no further than 2023-11-14T22:13:20Z (max.time.skew.ms): sub-topology 0, partition 1, "
+        "key groups 0..255 have told no time for 75 s; no process has them"
+    )

@@ -444,6 +444,19 @@ class BoundProgram:
         }
         return {topic: known[node] for topic, node in self._timed_sinks.items()}
 
+    def reached(self, topic: str, operator_times: Sequence[int]) -> dict[str, int]:
+        """Return the times that a batch of a source topic has reached on the way to
+        each timed topic. Any thread.
+        """
+        times = dict(
+            zip(self._compiled.operator_times[topic], operator_times, strict=False)
+        )
+        return {
+            sink: times[node]
+            for sink, node in self._timed_sinks.items()
+            if node in times
+        }
+
     def promise(self, source: TopicPartition, times: Mapping[str, int]) -> None:
         """Advance the times of what a silent partition writes to timed topics: no record
         to come will be born before.

@@ -15,6 +15,8 @@ from coopstreams.commands.terminal.visible import visible_lines
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
+TIME_STANDS_S = 5.0
+"""For how long time stands before it is shown: commits are far more frequent."""
 PIPE_WIDTH = 200
 """The columns of tables in a pipe or a file, where rich would fold them at 80."""
 
@@ -104,6 +106,29 @@ def reasons_of(
                 owners.append(instance["id"])
     ordered = sorted(found.items(), key=lambda one: one[0][0] == "not-shared")
     return [(owners, *reason) for reason, owners in ordered]
+
+
+def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return for whom the time of sub-topologies waits, the longest first: one line
+    for all tasks that wait for the same partition.
+
+    Short waits are left out: a clock goes on with each commit of the writers.
+    """
+    longest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for task in tasks:
+        # an instance of an earlier release has no `time`
+        waits = (task.get("time") or {}).get("waits_for")
+        if waits is None or waits["since_s"] < TIME_STANDS_S:
+            continue
+        at = task["subtopology"], waits["subtopology"], waits["partition"]
+        if at not in longest or longest[at]["since_s"] < waits["since_s"]:
+            longest[at] = waits
+    ordered = sorted(longest.items(), key=lambda one: -one[1]["since_s"])
+    return [
+        f"time of {reader}_* stands for {waits['since_s']:.0f} s: {writer}_{partition}, key groups "
+        f"{waits['key_groups']}, of {waits['owner'] or 'no instance'} has told none"
+        for (reader, writer, partition), waits in ordered
+    ]
 
 
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:

@@ -28,7 +28,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acl_errors import Attempt
 from coopstreams.log.batches import Routes
-from coopstreams.log.clocks import Clocks
+from coopstreams.log.clocks import Clock, Clocks
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     consumer_settings,
@@ -195,6 +195,10 @@ class KafkaReader:
         self._routes[partition] = routes
         if partition in self._readings:
             self._buffer.route(partition, routes)
+
+    def clock(self, partition: TopicPartition) -> Clock | None:
+        """Return the clock of a partition of a timed topic."""
+        return self._clocks.get(partition)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""

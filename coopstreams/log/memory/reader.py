@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.log.batches import Routes, make_batches
-from coopstreams.log.clocks import Clocks
+from coopstreams.log.clocks import Clock, Clocks
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.log.memory.state import MemoryState
 from coopstreams.topology.columns import TopicPartition
@@ -80,6 +80,10 @@ class MemoryReader:
             advances=advances,
             clock=self._clocks.of(partition, writers),
         )
+
+    def clock(self, partition: TopicPartition) -> Clock | None:
+        """Return the clock of a partition of a timed topic."""
+        return self._clocks.get(partition)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""

@@ -1,0 +1,59 @@
+"""What the status says of a task's time: its clock, and who is waited for. Pure: from
+what the dispatcher has published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from coopstreams.log.clocks import UNHEARD, Awaited
+from coopstreams.tasks.task_figures import AwaitedTime, TimeStatus
+from coopstreams.tasks.time_waits import ClockWait, HeldBack
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyGroups
+from coopstreams.topology.task_id import TaskId
+
+OwnerOf = Callable[[int, int, KeyGroups], str | None]
+"""Returns the instance that has the first of these key groups of a sub-topology's
+partition.
+"""
+
+
+def time_status(
+    task: TaskId,
+    sources: Iterable[TopicPartition],
+    clocks: Mapping[TopicPartition, ClockWait],
+    held_back: Mapping[TopicPartition, HeldBack],
+    writer_of: Callable[[str], int | None],
+    owner_of: OwnerOf,
+    now: float,
+) -> TimeStatus | None:
+    """Return the status of a task's time; None: it has no clock, and is not held back.
+
+    `writer_of`: the sub-topology that writes to a timed topic.
+    """
+
+    def awaited(subtopology: int, whom: Awaited, since: float) -> AwaitedTime:
+        return AwaitedTime(
+            subtopology=subtopology,
+            partition=whom.partition,
+            key_groups=str(whom.groups),
+            time=_known(whom.time),
+            owner=owner_of(subtopology, whom.partition, whom.groups),
+            since_s=round(max(0.0, now - since), 1),
+        )
+
+    for source in sources:
+        if (held := held_back.get(source)) is not None:
+            whom = awaited(task.subtopology, held.awaited, held.since)
+            return TimeStatus(_known(held.time), whom, held_back=True)
+        writer = writer_of(source.topic)
+        clock = clocks.get(source)
+        if clock is not None and writer is not None:
+            waits = clock.awaited and awaited(writer, clock.awaited, clock.since)
+            return TimeStatus(_known(clock.time), waits)
+    return None
+
+
+def _known(time: int) -> int | None:
+    return None if time == UNHEARD else time
