@@ -17,7 +17,7 @@ back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -92,9 +92,21 @@ class _Partition:
     """The silence of the partition; None: its stream time advances with records only.
     """
     silent_since: float | None = None
-    """Since when nothing has come of the partition, which was read to its end; None:
-    something has, or it was not.
+    """Since when no record of the partition, which was read to its end, has advanced
+    the time of what its tasks write; None: one has, or it was not.
     """
+    operator_times: Sequence[int] = ()
+    """The operator times after the last batch."""
+
+    def listen(self, batch: RecordBatch, now: float) -> None:
+        """Note whether a batch advances time: a partition is silent, too, if its records
+        do not reach a topic behind it.
+        """
+        if batch.operator_times != self.operator_times:
+            self.operator_times = batch.operator_times
+            self.silent_since = None
+        elif batch.at_end and self.silent_since is None:
+            self.silent_since = now
 
     def place(self) -> None:
         """Order the routes, and go to the first offset that a task needs.
@@ -226,10 +238,7 @@ class Dispatcher:
                 continue
             if partition.silence is not None:
                 partition.silence.heard(batch, read_at)
-            if batch.busy or not batch.at_end:
-                partition.silent_since = None
-            elif partition.silent_since is None:
-                partition.silent_since = read_at
+            partition.listen(batch, read_at)
             partition.at = Position(batch.next_offset, batch.stream_time)
             partition.at_end = batch.at_end
             if partition.clock is not None:

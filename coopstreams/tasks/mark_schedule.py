@@ -1,7 +1,7 @@
 """When the time marks of a task are due. Pure: times and a clock in.
 
 A mark is due where the time has advanced, at most each `time.mark.interval.ms`; and
-without an advance each `REPEAT_S`, because a reader that opens waits until it has heard
+without an advance each `REPEAT_S`, or each interval if that is longer, because a reader that opens waits until it has heard
 each key group of each writer once.
 """
 
@@ -31,7 +31,8 @@ class MarkSchedule:
         for topic, time in times.items():
             before, at = self._told.get(topic, (-1, float("-inf")))
             waited_s = now - at
-            if time >= 0 and waited_s >= (interval_s if time > before else REPEAT_S):
+            repeat_s = max(REPEAT_S, interval_s)
+            if time >= 0 and waited_s >= (interval_s if time > before else repeat_s):
                 found[topic] = time
         return found
 

@@ -4,7 +4,9 @@ the source topic alone, for any partitions, key ranges, threads and processes.
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from datetime import timedelta
@@ -13,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams import (
+    CoopStreams,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -110,3 +119,44 @@ def test_windows_of_a_backlog_are_right(
             60,
             lambda: f"{sum(told(kafka, out).values())} of {sum(want.values())} counted",
         )
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+def test_a_partition_whose_records_go_nowhere_holds_nobody(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    source = kafka.topic("payments", 2, **{"retention.ms": "-1"})
+    out = kafka.topic("out", 1)
+    builder = StreamsBuilder(kafka.unique("hours"))
+    payments = builder.stream(source, key=serdes.text, value=serdes.text)
+    taken = payments.filter(lambda _, value: value != "nothing")
+    by_country = taken.group_by(lambda _, value: value[:1], key=serdes.text)
+    windows = TimeWindows(hours=1, grace=timedelta(0))
+    counts = by_country.windowed_by(windows).count(store="hours")
+    counts.suppress(until_window_closes(), name="held").to_stream().to(out)
+    done = threading.Event()
+
+    def write_on() -> None:
+        """Write a record to both partitions again and again, an hour later each time."""
+        for hour in itertools.count():
+            at = BEGIN_MS + hour * HOUR_MS
+            for partition, value in enumerate((b"country", b"nothing")):
+                kafka.write(source, [(b"k", value, at)], partition=partition)
+            if done.wait(0.1):
+                return
+
+    writing = threading.Thread(target=write_on)
+    config = kafka.config(tmp_path, repartition_idle_ms=2000, ranges_per_partition=2)
+    with CoopStreams(builder.build(), config):
+        writing.start()
+        try:
+            eventually(
+                lambda: len(told(kafka, out)) > 3,
+                40,
+                lambda: "final results while records come",
+            )
+        finally:
+            done.set()
+            writing.join()
+    assert set(told(kafka, out).values()) == {1}
