@@ -67,6 +67,8 @@ from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.tasks.tries import Tries
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.join_nodes import stores_of
 from coopstreams.topology.graph.partitions import grown
@@ -215,6 +217,14 @@ class Components:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
+
+    def timestamp_of(self, topic: str) -> TimestampColumn | None:
+        """Return the timestamp extractor of a source topic, by the plan of now."""
+        return self.plan.timestamp_of(topic)
+
+    def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
+        """Return the operator times of a source topic, by the plan of now."""
+        return self.plan.operator_times_of(topic)
 
     def twins(self, cluster: Cluster) -> list[str]:
         """Return a sentence for each other member of the group that has the process id

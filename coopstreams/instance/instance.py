@@ -110,8 +110,8 @@ class Instance:
         plan = components.plan
         self._dispatcher = Dispatcher(
             components.log.reader(),
-            plan.timestamp_of,
-            plan.operator_times_of,
+            components.timestamp_of,
+            components.operator_times_of,
             plan.config["max.bytes.key.range.cache"],
             components.metrics,
             self._host,
