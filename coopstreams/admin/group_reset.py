@@ -99,11 +99,7 @@ def reset_offsets(
         if forwards:
             follower.check_readable()
         damaged = _damaged(follower, targets)
-        found = {
-            at: Committed.parse(*given)
-            for at, given in coordinator.committed(targets).items()
-            if given is not None
-        }
+        found = _committed(coordinator, targets)
         named = {at.topic for at in targets if at not in unnamed}
         ids = {topic: log.topic_id(topic) for topic in named}
         plain: dict[TopicPartition, tuple[int, str]] = {}
@@ -130,6 +126,16 @@ def reset_offsets(
         _append(writer, follower.partition, dict.fromkeys(damaged))
         writer.flush(_FLUSH_S)
         coordinator.commit(plain | _void(coordinator, follower))
+
+
+def _committed(
+    coordinator: GroupAdmin, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Committed]:
+    """Return the group's own offsets, as far as there are any."""
+    found = coordinator.committed(partitions)
+    return {
+        at: Committed.parse(*given) for at, given in found.items() if given is not None
+    }
 
 
 def _next_term(

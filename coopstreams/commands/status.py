@@ -149,11 +149,8 @@ def done_lines(report: dict[str, Any]) -> list[str]:
     tasks = [task for each in instances for task in each["tasks"]] + shares
     lines = [f"out: {_counted(_written(tasks)) or 'nothing yet'}"]
     if left_out := _counted(_left_out(tasks)):
-        letters = sum(task.get("dead_letters", 0) for task in tasks)
-        told = f"; dead letters {number(letters)}" if letters else ""
-        lines.append(f"dropped: {left_out}{told}")
-    if calls := [task["calls"] for task in tasks if task.get("calls")]:
-        lines.append(_calls_line(calls))
+        lines.append(f"dropped: {left_out}{_letters(tasks)}")
+    lines += _calls_lines(tasks)
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append(
             "lag ≤: of a shared partition; what waits may be of other key ranges"
@@ -178,24 +175,35 @@ def _left_out(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
     return found
 
 
+def _letters(tasks: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many of the dropped records have dead letters."""
+    letters = sum(task.get("dead_letters", 0) for task in tasks)
+    return f"; dead letters {number(letters)}" if letters else ""
+
+
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(
         f"{what} {number(count)}" for what, count in sorted(counts.items())
     )
 
 
-def _calls_line(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return the sums over the calls of asynchronous functions."""
+def _calls_lines(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line of the sums over the calls of asynchronous functions, if there are
+    any.
+    """
+    calls = [task["calls"] for task in tasks if task.get("calls")]
+    if not calls:
+        return []
 
     def total(name: str) -> str:
         # An instance of an earlier release has no `waiting`.
         return number(sum(each.get(name, 0) for each in calls))
 
     oldest = max(each["oldest_s"] for each in calls)
-    return (
+    return [
         f"calls: {total('in_flight')} under way, {total('waiting')} wait, the oldest {oldest:.1f} s; "
         f"{total('blocked_keys')} keys wait; {total('retries')} made again"
-    )
+    ]
 
 
 def _share_lines(shares: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -41,7 +41,7 @@ from coopstreams.topology.errors import (
     OffsetOutOfRangeError,
     TopologyError,
 )
-from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.nodes import Source, SubTopology
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.topology import Topology
@@ -74,12 +74,7 @@ def begin_rebuild(
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
-    for node in (node for part in built.subtopologies for node in part.nodes):
-        if isinstance(node, Source) and (reset := reset_of(node, config)) != EARLIEST:
-            raise ConfigError(
-                f'"{node.name}" began where its reset says, {reset}: at places in its topics which are unknown now. '
-                "Rebuild its state from the changelogs instead of the source."
-            )
+    _check_begun_at_earliest(built, config)
     check_stopped(config)
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         counts = cluster.partitions()
@@ -96,14 +91,7 @@ def begin_rebuild(
         ):
             log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
-        if not any(
-            end > start for bounds in cut.values() for start, end in bounds.values()
-        ):
-            raise ConfigError(
-                f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
-                "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
-                "records are gone: rebuild from the changelogs."
-            )
+        _check_any(config, cut)
         if not incomplete:
             check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
@@ -139,6 +127,30 @@ def begin_rebuild(
     return plan
 
 
+def _check_begun_at_earliest(built: Topology, config: Config) -> None:
+    for part in built.subtopologies:
+        for node in part.nodes:
+            reset = reset_of(node, config) if isinstance(node, Source) else EARLIEST
+            if reset != EARLIEST:
+                raise ConfigError(
+                    f'"{node.name}" began where its reset says, {reset}: at places in its topics which are unknown now. '
+                    "Rebuild its state from the changelogs instead of the source."
+                )
+
+
+def _check_any(
+    config: Config, cut: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> None:
+    """Check that there is a record to read."""
+    spans = (span for bounds in cut.values() for span in bounds.values())
+    if not any(end > start for start, end in spans):
+        raise ConfigError(
+            f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
+            "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
+            "records are gone: rebuild from the changelogs."
+        )
+
+
 def stages_of(
     topology: Topology,
     partitions: Mapping[str, int],
@@ -163,56 +175,66 @@ def stages_of(
     for stage in planning.stages(topology, partitions, ranges):
         if stage.subtopology not in needed:
             continue
-        if stage.rounds > 1:
-            raise TopologyError(
-                f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
-                "its key ranges have asked and were answered is in no topic any more. Rebuild its stores from the "
-                "changelogs."
-            )
         part = topology.subtopologies[stage.subtopology]
-        for node in part.nodes:
-            if isinstance(node, Source) and node.internal and node.idle_ms is not None:
-                raise TopologyError(
-                    f'sub-topology {stage.subtopology} reads "{node.topics[0]}" with idle_advance=: where its time '
-                    "advanced in silence is in no source, and what was told then would be told again. Rebuild its "
-                    "stores from the changelogs."
-                )
+        _check_order_known(stage, part)
         if part.stores:
-            stands = [
+            sources = planning.sources(topology)
+            stood = [
                 segments
                 for topic in stage.topics
                 for segments in rebuild.committed[topic].values()
-                if topic in planning.sources(topology)
+                if topic in sources
             ]
-            count = aligned(stage.ranges, stands)
-            if count is None or not (part.divisible or count == 1):
-                raise ConfigError(
-                    f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
-                    "divided there. Let the application run until it has no lag, then stop it and try again."
-                )
-            stage = replace(stage, ranges=count)
+            stage = replace(stage, ranges=_ranges(stage, part, stood))
         stage = replace(stage, first=first)
         if not needed[stage.subtopology]:
-            key_ranges = KeyRange.split(stage.ranges)
-            tasks = [
-                TaskId(
-                    stage.subtopology,
-                    number // stage.ranges,
-                    key_ranges[number % stage.ranges],
-                )
-                for number in range(stage.tasks)
-            ]
-            stage = replace(
-                stage,
-                only=tuple(
-                    number
-                    for number, task in enumerate(tasks)
-                    if rebuild.covered(task) is not None
-                ),
-            )
+            stage = replace(stage, only=_covered(stage, rebuild))
         result.append(stage)
         first += stage.tasks
     return tuple(result)
+
+
+def _check_order_known(stage: Stage, part: SubTopology) -> None:
+    """Check that what a sub-topology has processed, and when, follows from its sources."""
+    if stage.rounds > 1:
+        raise TopologyError(
+            f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
+            "its key ranges have asked and were answered is in no topic any more. Rebuild its stores from the "
+            "changelogs."
+        )
+    for node in part.nodes:
+        if isinstance(node, Source) and node.internal and node.idle_ms is not None:
+            raise TopologyError(
+                f'sub-topology {stage.subtopology} reads "{node.topics[0]}" with idle_advance=: where its time '
+                "advanced in silence is in no source, and what was told then would be told again. Rebuild its "
+                "stores from the changelogs."
+            )
+
+
+def _ranges(
+    stage: Stage, part: SubTopology, stood: Sequence[tuple[Segment, ...]]
+) -> int:
+    """Return the number of key ranges of which each stands at one position."""
+    count = aligned(stage.ranges, stood)
+    if count is None or not (part.divisible or count == 1):
+        raise ConfigError(
+            f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
+            "divided there. Let the application run until it has no lag, then stop it and try again."
+        )
+    return count
+
+
+def _covered(stage: Stage, rebuild: Rebuild) -> tuple[int, ...]:
+    """Return the tasks with something to rebuild."""
+    key_ranges = KeyRange.split(stage.ranges)
+    tasks = [
+        TaskId(stage.subtopology, partition, key_range)
+        for partition in range(stage.partitions)
+        for key_range in key_ranges
+    ]
+    return tuple(
+        number for number, task in enumerate(tasks) if rebuild.covered(task) is not None
+    )
 
 
 def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> Stands:

@@ -61,6 +61,7 @@ from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.stage_progress import Reporter
 from coopstreams.state.database import Database
+from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
@@ -82,6 +83,7 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic
@@ -227,20 +229,14 @@ class TaskAttempt:
         if work.writes:
             self._outbox = Outbox(work.config, work.run, work.first + number)
             closing.callback(self._outbox.close)
-        self._database = Database(
-            Rocks(
-                Path(
-                    closing.enter_context(
-                        tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")
-                    )
-                )
-            ),
-            self._specs,
+        folder = closing.enter_context(
+            tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")
         )
+        self._database = Database(Rocks(Path(folder)), self._specs)
         closing.callback(self._database.close)
         caching = holds_back(topology, round_, work.config)
         if tables is None:
-            # Their updates may follow the records of a batch, but a placed record needs
+            # Native updates may follow the records of a batch, but a placed record needs
             # its own time.
             tables = (
                 {}
@@ -264,38 +260,8 @@ class TaskAttempt:
         }
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
-        fates: Mapping[Answer, str] = (
-            FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
-        )
         tally = Tally()
-        topics = topology.dead_letter_topics
-        on_failure = FailureHandler(
-            self.id,
-            work.config,
-            tally.failure,
-            self._dead_letter,
-            self._sayings,
-            fates,
-            topics=topics,
-        )
-        # All tasks read the global tables: a record that fails there is counted, and
-        # has a letter, of the first one.
-        tells = number == 0
-        global_failure = FailureHandler(
-            None,
-            work.config,
-            tally.failure if tells else _nothing,
-            self._dead_letter if tells else _nothing,
-            self._sayings,
-            fates,
-        )
-        rows = read_rows(
-            work.config.client,
-            global_tables_of(topology, program.subtopology),
-            work.global_tables,
-            global_failure,
-            work.config.extractor,
-        )
+        rows = self._global_rows(program.subtopology, tally)
         for each in rows.values():
             closing.callback(each.close)
         progress = Progress.beginning(
@@ -304,7 +270,7 @@ class TaskAttempt:
         self._task = Task(
             Incarnation(self.id, tuple(self._topics), self._state, progress),
             program,
-            on_failure,
+            self._failure_handler(self.id, tally, topology.dead_letter_topics),
             tally,
             # the rows come in processing order: never wait for another source
             TaskSettings(caching=caching, max_idle_ms=-1),
@@ -331,6 +297,36 @@ class TaskAttempt:
         ]
         self._reporter = Reporter(
             work.reports, "task", str(number), str(self.id), bounds
+        )
+
+    def _failure_handler(
+        self, task: TaskId | None, tally: Tally, topics: Mapping[str, str]
+    ) -> FailureHandler:
+        """Return what counts the records that fail in a task or global table."""
+        fates: Mapping[Answer, str] = FATES
+        if self._work.outputs == "none":
+            fates = {**FATES, "dead-letter": NOT_WRITTEN}
+        # All tasks read the global tables: a record that fails there is counted, and
+        # has a letter, of the first one.
+        tells = task is not None or self._number == 0
+        return FailureHandler(
+            task,
+            self._work.config,
+            tally.failure if tells else _nothing,
+            self._dead_letter if tells else _nothing,
+            self._sayings,
+            fates,
+            topics=topics,
+        )
+
+    def _global_rows(self, part: SubTopology, tally: Tally) -> dict[str, GlobalRows]:
+        """Return the rows of the global tables that a sub-topology reads."""
+        return read_rows(
+            self._work.config.client,
+            global_tables_of(self._work.topology, part),
+            self._work.global_tables,
+            self._failure_handler(None, tally, {}),
+            self._work.config.extractor,
         )
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -539,41 +535,28 @@ class TaskAttempt:
         self._task.commit({spec.name: 0 for spec in self._specs})
 
     def _result(self) -> TaskResult:
+        work = self._work
+        writer = None
+        if work.snapshots is not None:
+            writer = SnapshotWriter(work.snapshots, self._application, work.run)
+        expired = Counter[str]()
         seeded: dict[str, int] = {}
         slices: dict[str, list[Slice]] = {}
         differences: dict[str, Differences] = {}
-        expired = Counter[str]()
-        writer = (
-            None
-            if self._work.snapshots is None
-            else SnapshotWriter(self._work.snapshots, self._application, self._work.run)
-        )
-        if self._work.repair is not None:
-            rebuilt = Rebuilt(
-                self.id,
-                self._database,
-                self._specs,
-                {name: horizon_of(table) for name, table in self._state.stores.items()},
-            )
-            slices = (
-                self._work.repair.export(rebuilt, writer) if writer is not None else {}
-            )
+        if work.repair is not None:
+            rebuilt = self._rebuilt()
+            if writer is not None:
+                slices = work.repair.export(rebuilt, writer)
             expiries = {spec.name: self._expiry(spec) for spec in self._specs}
-            differences = self._work.repair.write(
-                self._work.config, rebuilt, expiries, expired, self._outbox
+            differences = work.repair.write(
+                work.config, rebuilt, expiries, expired, self._outbox
             )
         else:
-            for spec in self._specs:
-                if self._work.seed and spec.logged and self._outbox is not None:
-                    changelog = TopicPartition(
-                        changelog_topic(self._application, spec.name), self.id.partition
-                    )
-                    seeded[spec.name] = self._outbox.seed(
-                        Seeds(changelog, self._changelog_rows(spec, expired))
-                    )
-                if (
-                    writer is not None and spec.logged
-                ):  # a store without a changelog is in no snapshot
+            # A store without a changelog is in no snapshot.
+            for spec in (spec for spec in self._specs if spec.logged):
+                if work.seed and self._outbox is not None:
+                    seeded[spec.name] = self._seed(spec, self._outbox, expired)
+                if writer is not None:
                     slices[spec.name] = writer.export(
                         self._database, spec, self.id.partition, self.id.key_range
                     )
@@ -595,6 +578,19 @@ class TaskAttempt:
             self._operator_times(),
             dict(expired),
         )
+
+    def _rebuilt(self) -> Rebuilt:
+        """Return the task's state, to be compared with its changelogs."""
+        tables = self._state.stores.items()
+        horizons = {name: horizon_of(table) for name, table in tables}
+        return Rebuilt(self.id, self._database, self._specs, horizons)
+
+    def _seed(self, spec: StoreSpec, outbox: Outbox, expired: Counter[str]) -> int:
+        """Write a store to its changelog; return how many rows."""
+        changelog = TopicPartition(
+            changelog_topic(self._application, spec.name), self.id.partition
+        )
+        return outbox.seed(Seeds(changelog, self._changelog_rows(spec, expired)))
 
     def _operator_times(self) -> dict[str, OperatorTimes]:
         return {
