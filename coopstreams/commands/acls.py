@@ -19,7 +19,7 @@ from coopstreams.commands.command_settings import (
     Target,
     flags,
 )
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.acl_errors import Acl, adding
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of

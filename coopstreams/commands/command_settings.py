@@ -15,8 +15,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.terminal.visible import visible_lines
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
 from coopstreams.log.kafka.log import KafkaLog

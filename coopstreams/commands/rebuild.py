@@ -30,7 +30,7 @@ from coopstreams.commands.command_settings import (
     loaded,
 )
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.terminal.resuming import resuming, saying
+from coopstreams.commands.terminal.resume_command import resume_command, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -164,7 +164,7 @@ def rebuild(  # noqa: PLR0913
             resume=resume,
             dry_run=dry_run,
             incomplete=incomplete,
-            again=lambda run: resuming(
+            again=lambda run: resume_command(
                 "rebuild --from source",
                 target,
                 run,

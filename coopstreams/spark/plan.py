@@ -1,7 +1,7 @@
 """The plan of a backfill, made before anything runs: its sub-topologies, their order,
 their tasks, and the offsets.
 
-Pure. `running.py` asks Kafka, calls this, stores the plan, and carries it out;
+Pure. `execution.py` asks Kafka, calls this, stores the plan, and carries it out;
 `--resume` loads the stored plan and decides nothing again.
 
 Invariant: a sub-topology comes after all that write to a repartition topic it reads.

@@ -1,7 +1,7 @@
 """Rebuilds state of a stopped application from its source topics: corrects its
 changelogs where they differ.
 
-    plan      the positions of the key ranges, and the ends of the changelogs (`source_planning.py`)
+    plan      the positions of the key ranges, and the ends of the changelogs (`source_plan.py`)
     stages    those of the wanted stores and those before them, over the committed records; tasks write differences
     end       check that the application has not run meanwhile; publish a snapshot, if a storage is set
 
@@ -26,13 +26,13 @@ from pyspark.sql import SparkSession
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.spark.changelog_repair import Differences
 from coopstreams.spark.committed_positions import check_stopped
+from coopstreams.spark.execution import OnProgress, carry_out, named, taken_up
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import as_planned
-from coopstreams.spark.repairing import Differences
-from coopstreams.spark.running import OnProgress, carry_out, named, taken_up
-from coopstreams.spark.source_planning import begin_rebuild, stands
+from coopstreams.spark.preparation import as_planned
+from coopstreams.spark.source_plan import begin_rebuild, stands
 from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.spark_task import TaskResult
 from coopstreams.state.manifest import Slice

@@ -36,6 +36,7 @@ from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.spark.cached_tables import holds_back
+from coopstreams.spark.changelog_repair import Differences, Rebuilt, Repair
 from coopstreams.spark.changelog_rows import (
     KEPT_FOR_EVER,
     Expiry,
@@ -53,15 +54,14 @@ from coopstreams.spark.history.arrow_rows import (
     headers_column,
     runs_of,
 )
-from coopstreams.spark.history.global_rows import Cut, read_rows
+from coopstreams.spark.history.kafka_source import KafkaParts, read_options
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
-from coopstreams.spark.places import PlacedOutput
 from coopstreams.spark.plan import Outputs
-from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.stage_progress import Reporter
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
@@ -121,6 +121,10 @@ class TaskResult:
     operator_times: dict[str, OperatorTimes] = field(default_factory=dict)
     expired: dict[str, int] = field(default_factory=dict)
     """By store, the rows that were left out of its changelog: they had expired."""
+
+
+Cut = Mapping[str, Mapping[int, tuple[int, int]]]
+"""By topic and partition, the offsets [start, end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,14 +324,37 @@ class TaskAttempt:
         )
 
     def _global_rows(self, part: SubTopology, tally: Tally) -> dict[str, GlobalRows]:
-        """Return the rows of the global tables that a sub-topology reads."""
-        return read_rows(
-            self._work.config.client,
-            global_tables_of(self._work.topology, part),
-            self._work.global_tables,
-            self._failure_handler(None, tally, {}),
-            self._work.config.extractor,
-        )
+        """Return the rows of a sub-topology's global tables at the cut, by store.
+
+        Raises:
+            LogError: a topic has lost records since the cut was taken, or a transaction
+            is open below it.
+        """
+        config = self._work.config
+        on_failure = self._failure_handler(None, tally, {})
+        found = dict[str, GlobalRows]()
+        for table in global_tables_of(self._work.topology, part):
+            # All tasks of a run see the same rows, and a global store's processor the
+            # same wall clock. Turned down: Spark's broadcast (missing in Spark Connect;
+            # the rows would go through the driver), and following the topic while the
+            # task works (live, that order is random; it cannot be reproduced).
+            kept = rows_of(table, lambda: 0, config.extractor)
+            found[table.store.name] = kept
+            bounds = {
+                TopicPartition(table.topic, number): each
+                for number, each in self._work.global_tables[table.topic].items()
+            }
+            parts = KafkaParts(read_options(config.client, bounds))
+            for source in parts.partitions():
+                for rows in parts.read(source):
+                    kept.apply(
+                        TopicPartition(
+                            table.topic, rows.column("partition")[0].as_py()
+                        ),
+                        columns_of(rows, rows.column("offset").to_pylist()),
+                        on_failure,
+                    )
+        return found
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield the records that it forwards."""
@@ -628,3 +655,41 @@ class TaskAttempt:
 
 def _nothing(*_: object) -> None:
     """Do nothing."""
+
+
+class PlacedOutput(Output):
+    """An output that stores the task's time at which each record was forwarded.
+
+    Ordered by timestamp, a record between mutually dependent sub-topologies could come
+    before the one that it answers: an answer has the timestamp of its row, which may be
+    late.
+
+    Shape: `times` is a column like the others; `now` returns the time.
+    """
+
+    __slots__ = ("times",)
+
+    def __init__(self, topic: str, now: Callable[[], int]) -> None:
+        super().__init__(topic)
+        self.times: list[int] = []
+        self.timestamps: list[int] = _Noting(self.times, now)
+
+    def clear(self) -> None:
+        """Forget the records, which the caller has taken."""
+        super().clear()
+        self.times.clear()
+
+
+class _Noting(list[int]):
+    """A list of timestamps that notes the time of each append. Compiled code knows only
+    a list and its `append`.
+    """
+
+    def __init__(self, times: list[int], now: Callable[[], int]) -> None:
+        super().__init__()
+        self._note = times.append
+        self._now = now
+
+    def append(self, timestamp: int) -> None:
+        super().append(timestamp)
+        self._note(self._now())

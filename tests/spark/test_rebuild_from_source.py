@@ -24,9 +24,9 @@ from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.spark import Options, backfill
+from coopstreams.spark.changelog_repair import Differences
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.repairing import Differences
-from coopstreams.spark.source_planning import begin_rebuild
+from coopstreams.spark.source_plan import begin_rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

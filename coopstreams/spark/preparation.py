@@ -1,7 +1,7 @@
 """Makes the plan of a run and stores it: resolves topics, takes the cut, checks topics,
 and creates internal ones.
 
-`plan.py` decides without I/O; `running.py` carries out the stored plan. `resume` loads
+`plan.py` decides without I/O; `execution.py` carries out the stored plan. `resume` loads
 it and decides nothing again.
 
 Invariant: until the plan is stored, nothing is created except internal topics, which
@@ -35,7 +35,7 @@ from coopstreams.spark.history.history import (
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
-from coopstreams.spark.unchanged import ids_of
+from coopstreams.spark.topic_ids import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs

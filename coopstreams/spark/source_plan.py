@@ -23,14 +23,14 @@ from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import check_topics, create_missing
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
+from coopstreams.spark.changelog_repair import changelog_of
 from coopstreams.spark.committed import Rebuild, Stands, aligned
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
 from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.repairing import changelog_of
 from coopstreams.spark.table_outputs import absolute
-from coopstreams.spark.unchanged import ids_of
+from coopstreams.spark.topic_ids import ids_of
 from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
