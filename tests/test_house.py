@@ -18,7 +18,6 @@ TOO_COMPLEX = {
 TOO_MANY_PARAMETERS = {
     "coopstreams/commands/backfill.py backfill",
     "coopstreams/commands/query.py query",
-    "coopstreams/commands/rebuild.py from_source",
     "coopstreams/commands/rebuild.py rebuild",
     "coopstreams/commands/run.py run",
     "coopstreams/commit/positions.py __init__",

@@ -86,6 +86,26 @@ class RebuildScope:
         return {*chosen, *past}
 
 
+WORK = "coopstreams-rebuild"
+"""The default folder in which a rebuild from the source leaves what `resume` needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How state is rebuilt from the source topics.
+
+    `ranges`: key ranges of each partition, and so tasks. `incomplete`: although topics
+    have lost records. `work`: the folder of runs. `resume`: the run to be continued,
+    with its own options.
+    """
+
+    ranges: int | None = None
+    dry_run: bool = False
+    incomplete: bool = False
+    work: str = WORK
+    resume: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
     """One partition of a sub-topology, with the stores to be rebuilt there."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
+from coopstreams.admin.rebuild import RebuildScope, SourceOptions, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -58,11 +58,7 @@ def begin_rebuild(
     built: Topology,
     config: Config,
     wanted: RebuildScope,
-    *,
-    ranges: int | None,
-    dry_run: bool,
-    incomplete: bool,
-    work: str,
+    options: SourceOptions,
 ) -> Plan:
     """Return the plan of a new run, stored in its folder.
 
@@ -81,21 +77,25 @@ def begin_rebuild(
         topology = as_it_runs(built, counts, config)
         planning.check(topology)
         # A dry run makes nothing, so it may tell of a run that makes them anew.
-        had = () if dry_run else _kept_as_they_are(cluster, topology, config, wanted)
+        had = (
+            ()
+            if options.dry_run
+            else _kept_as_they_are(cluster, topology, config, wanted)
+        )
         facts = check_topics(cluster, topology, config, counts, had)
         resolved = facts.topics
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
-        stages = stages_of(topology, resolved.partitions, rebuild, ranges)
+        stages = stages_of(topology, resolved.partitions, rebuild, options.ranges)
         for warning in planning.called_late(
             stages, "leave out --ranges, and stop the application when it has no lag"
         ):
             log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
         _check_any(config, cut)
-        if not incomplete:
+        if not options.incomplete:
             check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
-        if not dry_run:
+        if not options.dry_run:
             create_missing(cluster, facts)
         tables = {
             table.topic: resolved.partitions[table.topic]
@@ -110,9 +110,9 @@ def begin_rebuild(
             cut={topic: cut.get(topic, {}) for topic in planning.sources(topology)},
             stages=stages,
             partitions=dict(resolved.partitions),
-            seed=not dry_run,
+            seed=not options.dry_run,
             snapshots=None
-            if dry_run or config["snapshots.dir"] is None
+            if options.dry_run or config["snapshots.dir"] is None
             else absolute(config["snapshots.dir"]),
             global_tables={
                 topic: cut_of(cluster, topic, KafkaHistory(), count)
@@ -121,7 +121,7 @@ def begin_rebuild(
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
-    Storage(work).write(f"{plan.run}/plan.json", plan.to_json())
+    Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
     return plan

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.admin.rebuild import RebuildScope
+from coopstreams.admin.rebuild import RebuildScope, SourceOptions
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -164,10 +164,7 @@ def plan_of(
         counting.topology,
         config,
         wanted or RebuildScope(),
-        ranges=1,
-        dry_run=dry_run,
-        incomplete=incomplete,
-        work=str(folder / "work"),
+        SourceOptions(1, dry_run, incomplete, str(folder / "work")),
     )
 
 
