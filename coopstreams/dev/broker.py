@@ -41,7 +41,7 @@ from coopstreams.dev.process import (
 from coopstreams.topology.errors import DevError
 
 if TYPE_CHECKING:
-    from coopstreams.dev.secured import Secured
+    from coopstreams.dev.broker_security import Secured
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -392,7 +392,7 @@ class KafkaBroker:
 
 
 def _secured(folder: Path) -> Secured:
-    from coopstreams.dev.secured import (
+    from coopstreams.dev.broker_security import (
         Secured,
     )  # only a secured broker needs cryptography
 

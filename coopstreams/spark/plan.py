@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from coopstreams.spark.committed import Rebuild
+from coopstreams.spark.committed_records import Rebuild
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.rounds import Round, rounds_of
 from coopstreams.state.manifest import shape_of

@@ -23,7 +23,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.time_marks import marks_in
-from coopstreams.spark.committed import ALL, Cut, Now
+from coopstreams.spark.committed_records import ALL, Cut, Now
 from coopstreams.spark.history.arrow_rows import (
     END,
     ROUTED,

@@ -24,8 +24,8 @@ from coopstreams.preflight.resolution import check_topics, create_missing
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark.changelog_repair import changelog_of
-from coopstreams.spark.committed import Rebuild, Stands, aligned
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
+from coopstreams.spark.committed_records import Rebuild, Stands, aligned
 from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage

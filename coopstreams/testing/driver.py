@@ -51,7 +51,7 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.testing.changed_rows import ChangedRows
-from coopstreams.testing.direct import DirectSource
+from coopstreams.testing.direct_source import DirectSource
 from coopstreams.testing.driver_views import (
     InputTopic,
     OutputRecord,
@@ -61,16 +61,16 @@ from coopstreams.testing.driver_views import (
 )
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import (
+from coopstreams.testing.programs import Identity, compiled, tables
+from coopstreams.testing.silences import Silences
+from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
+from coopstreams.testing.write_order import (
     Forwarded,
     as_written,
     by_turn,
     in_order,
     ordered,
 )
-from coopstreams.testing.programs import Identity, compiled, tables
-from coopstreams.testing.silences import Silences
-from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.testing.driver_views import OutputRecord
-from coopstreams.testing.ordered import Forwarded
+from coopstreams.testing.write_order import Forwarded
 from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
