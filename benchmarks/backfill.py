@@ -57,8 +57,8 @@ from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.spark import TableHistory, local_session
 from coopstreams.spark import plan as planning
+from coopstreams.spark.execution import carry_out
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.running import carry_out
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.tally import Tally

@@ -33,8 +33,8 @@ from coopstreams import KStream, StreamsBuilder, TimeWindows, Topology, field, s
 from coopstreams.common.config import Config
 from coopstreams.spark import TableHistory, local_session
 from coopstreams.spark import plan as planning
+from coopstreams.spark.execution import carry_out
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.running import carry_out
 
 PARTITIONS, RANGES = 4, 4
 DAY_MS = 86_400_000

@@ -148,11 +148,21 @@ except SystemExit:
         ),
         (
             "status",
-            {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"},
+            {
+                "coopstreams.commands.topology_target",
+                "confluent_kafka",
+                "kafka",
+                "rocksdict",
+            },
         ),
         (
             "query",
-            {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"},
+            {
+                "coopstreams.commands.topology_target",
+                "confluent_kafka",
+                "kafka",
+                "rocksdict",
+            },
         ),
         ("dev", {"coopstreams.commands.command_settings", "kafka", "rocksdict"}),
     ],

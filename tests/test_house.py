@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from tests.test_tidy import LIBRARY, OTHERS, source
 
 TOO_COMPLEX = {
-    "coopstreams/commands/query.py query",
     "tests/log/test_memory_log.py test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once",
 }
 TOO_MANY_PARAMETERS = {
     "coopstreams/commands/backfill.py backfill",
     "coopstreams/commands/query.py query",
-    "coopstreams/commands/rebuild.py from_source",
     "coopstreams/commands/rebuild.py rebuild",
     "coopstreams/commands/run.py run",
     "coopstreams/commit/positions.py __init__",

@@ -27,7 +27,7 @@ Source: Kafka Streams `StreamsResetter`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,66 +87,77 @@ def plan_reset(
     have no offsets, and those that a share group deals have none in the application's
     group.
     """
-
-    def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
-        return tuple(
-            TopicPartition(topic, number)
-            for topic in topics
-            for number in range(counts.get(topic, 0))
-        )
-
     application = topology.application_id
-    internal: dict[str, str] = {
+    known = _internal_topics(topology, last)
+    shared = claimed(known)
+    internal = {name: kind for name, kind in known.items() if name not in shared}
+    changelogs = _of_kind(internal, "changelog")
+    repartitions = _of_kind(internal, "repartition")
+    others = [name for name in internal if name not in changelogs]
+    records = [*marks_topics(application, counts), topology_topic(application)]
+    deals = topology.unordered_topics or (last is not None and last.unordered)
+    return Reset(
+        changelogs=_existing(changelogs, counts),
+        topics=_existing([*others, *records], counts),
+        sources=_partitions(_sources(topology, counts, last), counts),
+        begun_anew=_partitions(repartitions, counts),
+        gone=tuple(name for name in repartitions if name not in counts),
+        left=_left(topology, counts, known),
+        share_group=share_group(application) if deals else None,
+        shared=shared,
+    )
+
+
+def _internal_topics(topology: Topology, last: Outline | None) -> dict[str, str]:
+    """Return the internal topics of both versions, with their kinds."""
+    kinds: dict[str, str] = {
         topic.name: topic.kind for topic in topology.internal_topics
     }
-    unplaced = {table.topic for table in topology.global_tables} | {
-        *topology.unordered_topics
-    }
+    if last is None:
+        return kinds
+    kinds |= dict.fromkeys(last.repartitions, "repartition")
+    changelogs = {store.changelog for store in last.stores.values()}
+    own = {name for name in changelogs if name is not None} - last.sources
+    return kinds | dict.fromkeys(sorted(own), "changelog")
+
+
+def _sources(
+    topology: Topology, counts: Mapping[str, int], last: Outline | None
+) -> list[str]:
+    """Return the topics of which the application's group has offsets."""
+    unplaced = {table.topic for table in topology.global_tables}
+    unplaced.update(topology.unordered_topics)
     sources = [topic for topic in topology.source_topics if topic not in unplaced]
-    if last is not None:
-        internal |= dict.fromkeys(last.repartitions, "repartition")
-        changelogs = {
-            store.changelog
-            for store in last.stores.values()
-            if store.changelog is not None
-        }
-        internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
-        others = (topic for topic in matchable(topology, counts) if last.reads(topic))
-        sources += [
-            topic for topic in others if topic not in {*sources, *last.unordered}
-        ]
-    shared = claimed(internal)
-    internal = {name: kind for name, kind in internal.items() if name not in shared}
-    names = [*internal, *marks_topics(application, counts), topology_topic(application)]
-    return Reset(
-        tuple(
-            name
-            for name in names
-            if name in counts and internal.get(name) == "changelog"
-        ),
-        tuple(
-            name
-            for name in names
-            if name in counts and internal.get(name) != "changelog"
-        ),
-        partitions(sources),
-        partitions([name for name, kind in internal.items() if kind == "repartition"]),
-        tuple(
-            name
-            for name, kind in internal.items()
-            if kind == "repartition" and name not in counts
-        ),
-        tuple(
-            name
-            for name in sorted(counts)
-            if looks_internal(topology, name)
-            and name not in internal
-            and name not in shared
-        ),
-        share_group(application)
-        if topology.unordered_topics or (last is not None and last.unordered)
-        else None,
-        shared,
+    if last is None:
+        return sources
+    known = {*sources, *last.unordered}
+    others = [topic for topic in matchable(topology, counts) if last.reads(topic)]
+    return sources + [topic for topic in others if topic not in known]
+
+
+def _left(
+    topology: Topology, counts: Mapping[str, int], known: Collection[str]
+) -> tuple[str, ...]:
+    """Return the topics that look like the application's, but are of neither version."""
+    unknown = (name for name in sorted(counts) if name not in known)
+    return tuple(name for name in unknown if looks_internal(topology, name))
+
+
+def _of_kind(internal: Mapping[str, str], wanted: str) -> list[str]:
+    return [name for name, kind in internal.items() if kind == wanted]
+
+
+def _existing(topics: Iterable[str], counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(topic for topic in topics if topic in counts)
+
+
+def _partitions(
+    topics: Iterable[str], counts: Mapping[str, int]
+) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic, number)
+        for topic in topics
+        for number in range(counts.get(topic, 0))
     )
 
 

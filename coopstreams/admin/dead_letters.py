@@ -25,7 +25,7 @@ replayed records may have caused them, nor those of transactions that were open 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -272,63 +272,92 @@ def replay(
         metadata: dict[Partition, str] = {
             at: metadata_of(each) for at, each in turns.items()
         }
-        done = Replayed()
         known = _written_before(log, passed, turns)
-        most = AT_ONCE
-        writing = _Writing(
-            log, transactional_producer(settings, consumer.transactional_id), to
+        producer = transactional_producer(settings, consumer.transactional_id)
+        replaying = _Replaying(
+            consumer, settings, metadata, wanted, _Writing(log, producer, to), known
         )
-        while any(
-            (at.offset if at else 0) < ends[place]
-            for place, at in consumer.committed(ends).items()
-        ):
+        while _is_before(consumer, ends):
             records = [
                 record
-                for record in consumer.consume(most)
+                for record in consumer.consume(replaying.at_once)
                 if record.offset < ends.get(_place(record), 0)
             ]
             if not records:
-                consumer.commit(
-                    metadata=metadata
-                )  # past the transaction markers at the end
-                continue
-            now = Replayed(done.written, done.passed)
-            fresh = dict[_Record, None]()
-            try:
-                with consumer.transaction(writing.producer, metadata=metadata):
-                    for record in records:
-                        letter = _letter(record)
-                        failed = letter.record
-                        if (
-                            failed is not None
-                            and wanted.fits(letter.why)
-                            and failed not in known
-                            and failed not in fresh
-                        ):
-                            writing.write(letter, failed[0])
-                            now.written += 1
-                            fresh[failed] = None
-                        else:
-                            now.passed += 1
-                    writing.check()
-                    for record in records:
-                        consumer.done(record)
-            except MembershipLostError:
-                continue  # another replay has them now, or this one reads them again
-            except _RefusedLetterError as refused:
-                if len(records) == 1:
-                    raise LogError(_cure(refused)) from refused
-                most = 1  # what is before this letter goes back: all are read again
-                # A producer whose records a broker has refused may fail at the next
-                # ones, too (seen: _STATE).
-                writing.producer = transactional_producer(
-                    settings, consumer.transactional_id
-                )
-                continue
-            done = now
-            known = dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
-            on_progress(done)
-    return done
+                # Past the transaction markers at the end.
+                consumer.commit(metadata=metadata)
+            elif replaying.take(records):
+                on_progress(replaying.done)
+    return replaying.done
+
+
+def _is_before(
+    consumer: CooperativeConsumer, ends: Mapping[TopicPartition, int]
+) -> bool:
+    """Return whether a replay has not committed all these ends yet."""
+    committed = consumer.committed(ends)
+    return any(
+        (at.offset if at else 0) < ends[place] for place, at in committed.items()
+    )
+
+
+@dataclass(slots=True)
+class _Replaying:
+    """Writes batches of a dead-letter topic back, each in one transaction."""
+
+    consumer: CooperativeConsumer
+    settings: Mapping[str, Any]
+    metadata: Mapping[Partition, str]
+    wanted: Wanted
+    writing: _Writing
+    known: dict[_Record, None]
+    """The records written last, by this replay and those before it."""
+    done: Replayed = field(default_factory=Replayed)
+    at_once: int = AT_ONCE
+
+    def take(self, records: Sequence[ConsumerRecord]) -> bool:
+        """Write a batch back and commit it; return False if it has to be read again.
+
+        Raises:
+            LogError: its only letter cannot be written.
+        """
+        now = Replayed(self.done.written, self.done.passed)
+        fresh = dict[_Record, None]()
+        try:
+            with self.consumer.transaction(
+                self.writing.producer, metadata=self.metadata
+            ):
+                for record in records:
+                    letter = _letter(record)
+                    failed = letter.record
+                    if self._goes_back(letter) and failed and failed not in fresh:
+                        self.writing.write(letter, failed[0])
+                        now.written += 1
+                        fresh[failed] = None
+                    else:
+                        now.passed += 1
+                self.writing.check()
+                for record in records:
+                    self.consumer.done(record)
+        except MembershipLostError:
+            return False  # another replay has them now, or this one reads them again
+        except _RefusedLetterError as refused:
+            if len(records) == 1:
+                raise LogError(_cure(refused)) from refused
+            # What is before this letter goes back: all are read again, one by one.
+            self.at_once = 1
+            # A producer whose records a broker has refused may fail at the next ones,
+            # too (seen: _STATE).
+            self.writing.producer = transactional_producer(
+                self.settings, self.consumer.transactional_id
+            )
+            return False
+        self.done = now
+        self.known = dict.fromkeys([*self.known, *fresh][-MOST_KNOWN:])
+        return True
+
+    def _goes_back(self, letter: DeadLetter) -> bool:
+        return self.wanted.fits(letter.why) and letter.record not in self.known
 
 
 def _written_before(

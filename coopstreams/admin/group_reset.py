@@ -27,7 +27,7 @@ new one; repeating the reset completes it. Turned down: deleting the individual 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ from coopstreams.commit.record import (
 from coopstreams.commit.view import join, lowest
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.members import NO_GENERATION
-from coopstreams.log.log import Log, Position
+from coopstreams.log.log import Log, Position, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
@@ -99,76 +99,123 @@ def reset_offsets(
         if forwards:
             follower.check_readable()
         damaged = _damaged(follower, targets)
-        found = coordinator.committed(targets)
-        ids = {
-            topic: log.topic_id(topic)
-            for topic in {at.topic for at in targets if at not in unnamed}
-        }
+        found = _committed(coordinator, targets)
+        named = {at.topic for at in targets if at not in unnamed}
+        ids = {topic: log.topic_id(topic) for topic in named}
         plain: dict[TopicPartition, tuple[int, str]] = {}
         for partition, offset in targets.items():
-            at = found.get(partition)
-            committed = None if at is None else Committed.parse(*at)
-            next_term = follower.next_term(partition, committed)
-            next_term = max(
-                [
-                    next_term,
-                    *(
-                        1 + of.term
-                        for of in damaged.values()
-                        if of and (of.topic, of.partition) == partition
-                    ),
-                ]
-            )
-            generation = MADE_ANEW if partition in unnamed else NO_GENERATION
-            key = reset_key(coordinator.group, partition, next_term, generation)
             topic_id = ids.get(partition.topic, "")
-            segments = [Segment(WHOLE, offset)]
-            text = ""
+            key = reset_key(
+                coordinator.group,
+                partition,
+                _next_term(follower, partition, found.get(partition), damaged),
+                MADE_ANEW if partition in unnamed else NO_GENERATION,
+            )
             if forwards:
-                segments = _forwards(follower, partition, committed, offset, topic_id)
-                live = follower.live(partition)
-                text = (
-                    live[-1].metadata if live and live[-1].metadata != topic_id else ""
+                segments = _forwards(
+                    follower, partition, found.get(partition), offset, topic_id
                 )
-            # The form of a consumer's commit: an application takes the id from either
-            # form, a consumer from its own.
-            metadata = consumer_metadata(topic_id, text) if topic_id else text
-            for segment in segments:
-                writer.append(
-                    follower.partition.topic,
-                    [encode_key(replace(key, key_range=segment.key_range))],
-                    [encode_value(CommitValue(_AUTHOR, (segment,), metadata))],
-                    [time.time_ns() // 1_000_000],
-                    partitions=follower.partition.partition,
-                )
-            low = lowest(segments)
-            beside = key.term if forwards else 0
-            mirrored = Committed(
-                low.position,
-                low.stream_time,
-                key.term,
-                beside,
-                low.operator_times,
-                topic_number(topic_id),
-            )
+                text = _consumer_text(follower, partition, topic_id)
+            else:
+                segments = [Segment(WHOLE, offset)]
+                text = ""
+            _append_commits(writer, follower.partition, key, segments, topic_id, text)
             if partition not in left:
-                plain[partition] = low.position, mirrored.metadata
-        for bad in damaged:
-            writer.append(
-                follower.partition.topic,
-                [bad],
-                [None],
-                [time.time_ns() // 1_000_000],
-                partitions=follower.partition.partition,
-            )
+                beside = key.term if forwards else 0
+                plain[partition] = _plain(segments, key.term, beside, topic_id)
+        _append(writer, follower.partition, dict.fromkeys(damaged))
         writer.flush(_FLUSH_S)
-        rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
-        void = {
-            at: (row[0], VOID)
-            for at, row in rows.items()
-            if row is not None and at != follower.partition
-        }
-        coordinator.commit(plain | void)
+        coordinator.commit(plain | _void(coordinator, follower))
+
+
+def _committed(
+    coordinator: GroupAdmin, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Committed]:
+    """Return the group's own offsets, as far as there are any."""
+    found = coordinator.committed(partitions)
+    return {
+        at: Committed.parse(*given) for at, given in found.items() if given is not None
+    }
+
+
+def _next_term(
+    follower: Follower,
+    partition: TopicPartition,
+    committed: Committed | None,
+    damaged: Mapping[bytes, CommitKey | None],
+) -> int:
+    """Return the term above every commit of a partition, damaged ones included."""
+    terms = [
+        1 + key.term
+        for key in damaged.values()
+        if key and (key.topic, key.partition) == partition
+    ]
+    return max([follower.next_term(partition, committed), *terms])
+
+
+def _consumer_text(follower: Follower, partition: TopicPartition, topic_id: str) -> str:
+    """Return the metadata that a consumer has committed; empty if there is none."""
+    live = follower.live(partition)
+    return live[-1].metadata if live and live[-1].metadata != topic_id else ""
+
+
+def _append_commits(
+    writer: Writer,
+    to: TopicPartition,
+    key: CommitKey,
+    segments: Sequence[Segment],
+    topic_id: str,
+    text: str,
+) -> None:
+    """Append a commit for each segment."""
+    # The form of a consumer's commit: an application takes the id from either form, a
+    # consumer from its own.
+    metadata = consumer_metadata(topic_id, text) if topic_id else text
+    commits: dict[bytes, bytes | None] = {
+        encode_key(replace(key, key_range=segment.key_range)): encode_value(
+            CommitValue(_AUTHOR, (segment,), metadata)
+        )
+        for segment in segments
+    }
+    _append(writer, to, commits)
+
+
+def _append(
+    writer: Writer, to: TopicPartition, records: Mapping[bytes, bytes | None]
+) -> None:
+    for key, value in records.items():
+        now_ms = time.time_ns() // 1_000_000
+        writer.append(to.topic, [key], [value], [now_ms], partitions=to.partition)
+
+
+def _plain(
+    segments: Sequence[Segment], term: int, beside: int, topic_id: str
+) -> tuple[int, str]:
+    """Return the offset and metadata that stand for these segments in the group's own
+    offsets.
+    """
+    low = lowest(segments)
+    mirrored = Committed(
+        low.position,
+        low.stream_time,
+        term,
+        beside,
+        low.operator_times,
+        topic_number(topic_id),
+    )
+    return low.position, mirrored.metadata
+
+
+def _void(
+    coordinator: GroupAdmin, follower: Follower
+) -> dict[TopicPartition, tuple[int, str]]:
+    """Return the offsets that make fences in other partitions of the commit topic void."""
+    rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
+    return {
+        at: (row[0], VOID)
+        for at, row in rows.items()
+        if row is not None and at != follower.partition
+    }
 
 
 def _forwards(

@@ -86,6 +86,26 @@ class RebuildScope:
         return {*chosen, *past}
 
 
+WORK = "coopstreams-rebuild"
+"""The default folder in which a rebuild from the source leaves what `resume` needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How state is rebuilt from the source topics.
+
+    `ranges`: key ranges of each partition, and so tasks. `incomplete`: although topics
+    have lost records. `work`: the folder of runs. `resume`: the run to be continued,
+    with its own options.
+    """
+
+    ranges: int | None = None
+    dry_run: bool = False
+    incomplete: bool = False
+    work: str = WORK
+    resume: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
     """One partition of a sub-topology, with the stores to be rebuilt there."""
@@ -104,34 +124,33 @@ def to_rebuild(
         that do.
     """
     known = logged(topology)
+    _check_exists(wanted, known, tasks)
+    chosen = wanted.names(known)
+    result = []
+    for subtopology in topology.subtopologies:
+        stores = tuple(spec.name for spec in subtopology.stores if spec.name in chosen)
+        if not stores:
+            continue
+        for number in range(tasks[subtopology.id]):
+            if wanted.partitions is None or number in wanted.partitions:
+                task = TaskId(subtopology.id, number, whole_slices(wanted.key_range))
+                result.append(RebuiltPartition(task, stores))
+    return result
+
+
+def _check_exists(
+    wanted: RebuildScope, known: Collection[str], tasks: Sequence[int]
+) -> None:
+    """Check that the stores and partitions of a scope exist."""
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
         raise ConfigError(
             f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}"
         )
-    if unknown_partitions := sorted(
-        set(wanted.partitions or ()) - set(range(max(tasks, default=0)))
-    ):
+    existing = range(max(tasks, default=0))
+    if missing := sorted(set(wanted.partitions or ()) - set(existing)):
         raise ConfigError(
-            f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} "
-            "partitions"
+            f"there is no partition {', '.join(map(str, missing))}; sub-topologies have {list(tasks)} partitions"
         )
-    result = []
-    chosen = wanted.names(known)
-    for subtopology in topology.subtopologies:
-        stores = tuple(spec.name for spec in subtopology.stores if spec.name in chosen)
-        partitions = [
-            number
-            for number in range(tasks[subtopology.id])
-            if wanted.partitions is None or number in wanted.partitions
-        ]
-        result += [
-            RebuiltPartition(
-                TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores
-            )
-            for number in partitions
-            if stores
-        ]
-    return result
 
 
 def assembled(

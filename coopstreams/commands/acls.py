@@ -19,11 +19,11 @@ from coopstreams.commands.command_settings import (
     Target,
     flags,
 )
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.acl_errors import Acl, adding
 from coopstreams.common.config import Config
-from coopstreams.common.given import settings_of
 from coopstreams.common.security import Security
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 

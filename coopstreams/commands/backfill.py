@@ -19,7 +19,7 @@ from coopstreams.commands.command_settings import (
     configure_logging,
     loaded,
 )
-from coopstreams.commands.terminal.resuming import resuming, saying
+from coopstreams.commands.terminal.resume_command import resume_command, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.tasks.failure_handlers import dead_letter_topics
@@ -27,7 +27,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
-    from coopstreams.spark.running import Backfilled
+    from coopstreams.spark.execution import Backfilled
 
 
 WORK = "coopstreams-backfill"
@@ -141,7 +141,7 @@ def backfill(  # noqa: PLR0913
     """
     configure_logging(verbose)
     try:
-        from coopstreams.spark import preparing, running
+        from coopstreams.spark import execution, preparation
         from coopstreams.spark.spark_session import session_or_local
     except ImportError as error:
         raise ConfigError(
@@ -149,7 +149,7 @@ def backfill(  # noqa: PLR0913
         ) from error
     if (outputs == "table") != (table is not None):
         raise ConfigError("a table of results needs both: --outputs table --table URL")
-    options = preparing.Options(
+    options = preparation.Options(
         ranges=ranges,
         snapshots=snapshots,
         outputs=outputs,
@@ -163,15 +163,17 @@ def backfill(  # noqa: PLR0913
         target, config, set_, {"bootstrap.servers": bootstrap_servers}
     )
     if resume is not None:
-        plan = running.taken_up(topology, checked, work, resume)
+        plan = execution.taken_up(topology, checked, work, resume)
     else:
         plan = (
-            partial(preparing.make_plan, create=False) if dry_run else preparing.begin
+            partial(preparation.make_plan, create=False)
+            if dry_run
+            else preparation.begin
         )(topology, checked, {}, options)
     typer.echo(str(plan))
     if dry_run:
         return
-    again = resuming(
+    again = resume_command(
         "backfill",
         target,
         plan.run,
@@ -187,7 +189,7 @@ def backfill(  # noqa: PLR0913
         ) as spark,
         TaskBars(Console()) as bars,
     ):
-        done = running.carry_out(
+        done = execution.carry_out(
             spark, topology, checked, plan, {}, work, say_stage, bars.show
         )
     _report(done, dead_letter_topics(topology, checked), published=publish)
@@ -197,7 +199,7 @@ def backfill(  # noqa: PLR0913
 
 
 def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
-    from coopstreams.spark.publishing import publish
+    from coopstreams.spark.publication import publish
 
     for place, offset in publish(done, topology, config).items():
         typer.echo(f"{place}: the application goes on at {offset}")

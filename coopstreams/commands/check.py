@@ -19,8 +19,8 @@ from coopstreams.commands.command_settings import (
     configure_logging,
     loaded,
 )
-from coopstreams.commands.loading import load_topology, modules_of_its_own
 from coopstreams.commands.processes.restarts import WRONG, exit_status
+from coopstreams.commands.topology_target import load_topology, modules_of_its_own
 from coopstreams.common.config import Config
 from coopstreams.preflight.last_version import ACCEPT, LastVersion
 from coopstreams.tasks.resolved_topology import as_it_runs

@@ -7,16 +7,20 @@ A command loads what it needs itself: all of them together take 0.5 to 2 s of CP
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.metadata import distribution
 from typing import Annotated
 
 import typer
 
-from coopstreams.commands.ending import run_command
+from coopstreams.commands.processes.restarts import exit_status
+from coopstreams.commands.processes.worker import say_why
+from coopstreams.commands.terminal.visible import visible_lines
+from coopstreams.topology.errors import CoopStreamsError
 
 COMMANDS = {
     "init": "coopstreams.commands.init:init",
@@ -72,6 +76,25 @@ def main() -> None:
     ):  # as __main__ leaves it for the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command(app)
+
+
+def run_command(command_line: Callable[[], None]) -> None:
+    """Run a command line; an error ends the process with its `exit_status`, and is
+    reported to a supervisor.
+    """
+    try:
+        command_line()
+    except CoopStreamsError as error:
+        typer.secho(
+            visible_lines(f"{type(error).__name__}: {error}"),
+            fg=typer.colors.RED,
+            err=True,
+        )
+        say_why(error, os.environ)
+        sys.exit(exit_status(error))
+    except Exception as error:
+        say_why(error, os.environ)
+        raise
 
 
 def _options(

@@ -15,10 +15,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.terminal.visible import visible_lines
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.config import Config
-from coopstreams.common.given import settings_of
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology

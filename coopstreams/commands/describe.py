@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from coopstreams.commands.command_settings import Target
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.topology.errors import ConfigError
 
 

@@ -129,29 +129,12 @@ def replay_(
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
         wanted = Wanted(node, phase)
-        if (
-            node or phase or not yes
-        ):  # otherwise nobody would see what a look ahead finds
-            found = Counter(
-                (_reason(letter), wanted.fits(letter.why))
-                for letter in ahead(log, settings, topic)
-            )
-            chosen = Counter(
-                {reason: n for (reason, fits), n in found.items() if reason and fits}
-            )
-            if found and not chosen and (node or phase):
-                raise ConfigError(
-                    _nothing_chosen(
-                        {reason: n for (reason, _), n in found.items() if reason}
-                    )
-                )
-            passed = found.total() - chosen.total()
-            what = f"Send {chosen.total()} letters of {topic} back to {to or 'where they came from'}"
+        # Otherwise nobody would see what a look ahead finds.
+        if node or phase or not yes:
+            found = ahead(log, settings, topic)
+            question = _question(topic, found, wanted, to or "where they came from")
             if not yes:
-                typer.confirm(
-                    f"{what}{f', and pass {passed} other records' if passed else ''}?",
-                    abort=True,
-                )
+                typer.confirm(question, abort=True)
         done = replay(log, settings, topic, wanted, to, _say)
     typer.echo(f"{done.written} written, {done.passed} passed")
     if done.passed or not done.written:
@@ -166,15 +149,28 @@ def _say(done: Replayed) -> None:
     typer.echo(f"{done.written} written, {done.passed} passed …", err=True)
 
 
-def _reason(letter: DeadLetter) -> tuple[str, str] | None:
-    """Return the node and the phase in which a record failed; None: this is no record
-    that can go back.
+def _question(
+    topic: str, ahead: Iterable[DeadLetter], wanted: Wanted, where: str
+) -> str:
+    """Return the question whether these letters may go back.
+
+    Raises:
+        ConfigError: none of them is wanted.
     """
-    return (
-        (letter.why.get("node", ""), letter.why.get("phase", ""))
-        if letter.record
-        else None
-    )
+    reasons = Counter[tuple[str, str]]()
+    chosen = 0
+    passed = 0
+    for letter in ahead:
+        if letter.record:
+            reasons[letter.why.get("node", ""), letter.why.get("phase", "")] += 1
+        if letter.record and wanted.fits(letter.why):
+            chosen += 1
+        else:
+            passed += 1
+    if passed and not chosen and (wanted.node or wanted.phase):
+        raise ConfigError(_nothing_chosen(reasons))
+    others = f", and pass {passed} other records" if passed else ""
+    return f"Send {chosen} letters of {topic} back to {where}{others}?"
 
 
 def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:

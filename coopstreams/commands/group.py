@@ -8,7 +8,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
+from coopstreams.admin.group_description import (
+    GroupReport,
+    MemberReport,
+    describe_group,
+)
 from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.commands.command_settings import (
     Brokers,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coopstreams.common.config import http_values
-from coopstreams.common.given import settings_of
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.topology.errors import QueryError
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +17,11 @@ from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
 
 if TYPE_CHECKING:
+    from coopstreams.query.client import QueryClient
     from coopstreams.query.client_requests import EntryFound
 
 
-def query(  # noqa: C901, PLR0913
+def query(  # noqa: PLR0913
     url: Annotated[
         str,
         typer.Argument(
@@ -87,87 +89,120 @@ def query(  # noqa: C901, PLR0913
     key has no value, which standard error says, or the query failed.
     """
     need_http("coopstreams query")
-    from coopstreams.query.client_requests import LATEST_MS
-
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):
         raise _bad(
             "--as-of is one moment of one key: give it with KEY, and without --from and --to"
         )
     with asking(url, config, "read", 30) as client:
-        stores = {known["name"]: known for known in client.stores()}
-        if store not in stores:
-            raise QueryError(
-                "UNKNOWN_STORE",
-                f"there is no store {store}; there are {', '.join(sorted(stores)) or 'none'}",
-                status=404,
-            )
-        if key is None:
-            first_key, last_key = (
-                None if bound is None else _key(bound, stores[store]["key"])
-                for bound in (first, last)
-            )
-            entries = client.range(
-                store,
-                first_key,
-                last_key,
-                prefix=prefix,
-                reverse=reverse,
-                page=min(limit + 1, 1000),
-            )
-            for entry in islice(entries, limit):
-                _print(_shown(entry))
-            if next(entries, None) is not None:
-                typer.echo(
-                    f"there are more entries than {limit}: --limit prints more; --prefix, --from and --to fewer",
-                    err=True,
-                )
+        asked = _store(client, store)
+        if key is not None:
+            _print_rows(client, asked, key, _Times(first, last, as_of), limit)
             return
-        kind = stores[store]["kind"]
-        wanted = _key(key, stores[store]["key"])
-        times = (
-            0 if first is None else _time("--from", first),
-            LATEST_MS if last is None else _time("--to", last),
+        first_key = None if first is None else _key(first, asked["key"])
+        last_key = None if last is None else _key(last, asked["key"])
+        entries = client.range(
+            store,
+            first_key,
+            last_key,
+            prefix=prefix,
+            reverse=reverse,
+            page=min(limit + 1, 1000),
         )
-        found: list[Any]
-        if as_of is not None:
-            found = [client.as_of(store, wanted, _time("--as-of", as_of))]
-        elif kind == "window":
-            found = [*client.windows(store, wanted, *times, limit=limit + 1)]
-        elif kind == "session":
-            found = [*client.sessions(store, wanted, *times, limit=limit + 1)]
-        else:
-            found = (
-                [*client.versions(store, wanted, *times)]
-                if timed
-                else [client.get(store, wanted)]
-            )
-        for one in found[:limit]:
-            if one is not None:
-                _print(asdict(one))
-        if kind in ("window", "session") and len(found) > limit:
+        for entry in islice(entries, limit):
+            _print(_shown(entry))
+        if next(entries, None) is not None:
             typer.echo(
-                f"there are more {kind}s than {limit}: --limit prints more, --from and --to fewer",
+                f"there are more entries than {limit}: --limit prints more; --prefix, --from and --to fewer",
                 err=True,
             )
-        if not any(found):
-            what = (
-                f"no {kind}s of"
-                if kind in ("window", "session")
-                else "no versions of"
-                if timed
-                else "no"
-            )
-            when = (
-                f" as of {as_of}"
-                if as_of is not None
-                else " of these times"
-                if timed
-                else ""
-            )
-            where = elsewhere(stores[store].get("misplaced", ()))
-            typer.echo(f'store {store} has {what} key "{key}"{when}{where}', err=True)
-            raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The times of --from, --to and --as-of, as they were typed."""
+
+    first: str | None
+    last: str | None
+    as_of: str | None
+
+    @property
+    def bounds_ms(self) -> tuple[int, int]:
+        """The first and the last time that are asked for."""
+        from coopstreams.query.client_requests import LATEST_MS
+
+        first_ms = 0 if self.first is None else _time("--from", self.first)
+        last_ms = LATEST_MS if self.last is None else _time("--to", self.last)
+        return first_ms, last_ms
+
+    @property
+    def are_given(self) -> bool:
+        """Whether --from or --to was typed."""
+        return self.first is not None or self.last is not None
+
+    def __str__(self) -> str:
+        """Return the words that follow a key."""
+        if self.as_of is not None:
+            return f" as of {self.as_of}"
+        return " of these times" if self.are_given else ""
+
+
+def _store(client: QueryClient, name: str) -> dict[str, Any]:
+    """Return what is known of a store."""
+    stores = {known["name"]: known for known in client.stores()}
+    if name not in stores:
+        raise QueryError(
+            "UNKNOWN_STORE",
+            f"there is no store {name}; there are {', '.join(sorted(stores)) or 'none'}",
+            status=404,
+        )
+    return stores[name]
+
+
+def _print_rows(
+    client: QueryClient, store: Mapping[str, Any], key: str, times: _Times, limit: int
+) -> None:
+    """Print the value of a key, or its windows, sessions or versions.
+
+    Raises:
+        Exit: it has none; standard error says so.
+    """
+    kind = store["kind"]
+    found = _rows(client, store, _key(key, store["key"]), times, limit)
+    for one in found[:limit]:
+        if one is not None:
+            _print(asdict(one))
+    in_windows = kind in ("window", "session")
+    if in_windows and len(found) > limit:
+        typer.echo(
+            f"there are more {kind}s than {limit}: --limit prints more, --from and --to fewer",
+            err=True,
+        )
+    if any(found):
+        return
+    none = "no versions of" if times.are_given else "no"
+    if in_windows:
+        none = f"no {kind}s of"
+    where = elsewhere(store.get("misplaced", ()))
+    typer.echo(f'store {store["name"]} has {none} key "{key}"{times}{where}', err=True)
+    raise typer.Exit(1)
+
+
+def _rows(
+    client: QueryClient, store: Mapping[str, Any], key: Any, times: _Times, limit: int
+) -> list[Any]:
+    """Return what a store has of a key; one more than the limit if there are more."""
+    name = store["name"]
+    bounds_ms = times.bounds_ms
+    if times.as_of is not None:
+        return [client.as_of(name, key, _time("--as-of", times.as_of))]
+    if store["kind"] == "window":
+        return [*client.windows(name, key, *bounds_ms, limit=limit + 1)]
+    if store["kind"] == "session":
+        return [*client.sessions(name, key, *bounds_ms, limit=limit + 1)]
+    if times.are_given:
+        return [*client.versions(name, key, *bounds_ms)]
+    return [client.get(name, key)]
 
 
 def _shown(entry: EntryFound) -> dict[str, Any]:

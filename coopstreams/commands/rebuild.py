@@ -19,7 +19,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
+from coopstreams.admin.rebuild import (
+    WORK,
+    Rebuilder,
+    RebuildScope,
+    RebuiltPartition,
+    SourceOptions,
+)
 from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
@@ -30,7 +36,7 @@ from coopstreams.commands.command_settings import (
     loaded,
 )
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.terminal.resuming import resuming, saying
+from coopstreams.commands.terminal.resume_command import resume_command, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -158,13 +164,9 @@ def rebuild(  # noqa: PLR0913
             topology,
             checked,
             wanted,
-            ranges=ranges,
+            SourceOptions(ranges, dry_run, incomplete, work or WORK, resume),
             cores=cores or "*",
-            work=work,
-            resume=resume,
-            dry_run=dry_run,
-            incomplete=incomplete,
-            again=lambda run: resuming(
+            again=lambda run: resume_command(
                 "rebuild --from source",
                 target,
                 run,
@@ -314,17 +316,13 @@ def _key_range(text: str) -> KeyRange:
     return KeyRange.of_groups(int(first), int(last))
 
 
-def from_source(  # noqa: PLR0913
+def from_source(
     topology: Topology,
     config: Config,
     wanted: RebuildScope,
+    options: SourceOptions,
     *,
-    ranges: int | None,
     cores: str,
-    work: str | None,
-    resume: str | None,
-    dry_run: bool,
-    incomplete: bool,
     again: Callable[[str], str],
 ) -> None:
     """Correct the changelogs by the source topics, and print how they differed.
@@ -335,27 +333,13 @@ def from_source(  # noqa: PLR0913
         ConfigError: Spark is not installed; or see `rebuild_from_source`.
     """
     try:
-        from coopstreams.spark.source_rebuild import (
-            WORK,
-            carry_out_rebuild,
-            plan_rebuild,
-        )
+        from coopstreams.spark.source_rebuild import carry_out_rebuild, plan_rebuild
         from coopstreams.spark.spark_session import session_or_local
     except ImportError as error:
         raise ConfigError(
             f'--from source needs Spark: pip install "coopstreams[spark]" ({error})'
         ) from error
-    work = work or WORK
-    plan = plan_rebuild(
-        topology,
-        config,
-        wanted,
-        ranges=ranges,
-        dry_run=dry_run,
-        incomplete=incomplete,
-        work=work,
-        resume=resume,
-    )
+    plan = plan_rebuild(topology, config, wanted, options)
     typer.echo(str(plan))
     with (
         saying(again(plan.run)),
@@ -363,7 +347,7 @@ def from_source(  # noqa: PLR0913
         TaskBars(Console()) as bars,
     ):
         done = carry_out_rebuild(
-            spark, topology, config, plan, work, say_stage, bars.show
+            spark, topology, config, plan, options.work, say_stage, bars.show
         )
     _report(done)
 

@@ -4,7 +4,7 @@ internal topics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +39,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST
 from coopstreams.topology.graph.outline import Outline
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import topology_topic
 
 
@@ -73,7 +74,7 @@ def reset(
         target, config, set_, {"bootstrap.servers": bootstrap_servers}
     )
     application = settings["application.id"]
-    time_ms = _time_ms(to)
+    _time_ms(to)  # fails before the cluster is asked
     with (
         cluster(settings.client) as log,
         GroupAdmin(settings.client, application) as coordinator,
@@ -87,13 +88,7 @@ def reset(
             last,
             lambda topics: claims(log, application, topics, counts, strict=True),
         )
-        if time_ms is None:
-            offsets = {
-                at: log.start_offset(at) if to == "earliest" else log.end_offset(at)
-                for at in plan.sources
-            }
-        else:
-            offsets = {at: log.offset_at(at, time_ms) for at in plan.sources}
+        offsets = _offsets(log, plan.sources, to)
         if plan.share_group is not None:
             check_begins_at(to, plan.share_group, settings["auto.offset.reset"])
         try:
@@ -104,14 +99,7 @@ def reset(
             typer.echo(f"refused as it is now: {error}", err=True)
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
-        tables = {table.topic for table in running.global_tables}
-        for topic in (
-            name for name in running.source_topics if name not in {*counts, *tables}
-        ):
-            typer.echo(
-                f"there is no topic {topic}: what the group has committed of it stays. Once it is made, reset again",
-                err=True,
-            )
+        _print_missing(running, counts)
         where = "on every other host" if state_dir else "on every host"
         folder = (state_dir or Path(settings["state.dir"])) / application
         typer.echo(
@@ -141,6 +129,28 @@ def _last(log: Log, settings: Config) -> Outline | None:
             f"what the version that ran last has, and this one has not, stays: {error}"
         )
         return None
+
+
+def _offsets(
+    log: Log, partitions: Iterable[TopicPartition], to: str
+) -> dict[TopicPartition, int]:
+    """Return the offset of each partition that `--to` names."""
+    time_ms = _time_ms(to)
+    if time_ms is not None:
+        return {at: log.offset_at(at, time_ms) for at in partitions}
+    offset = log.start_offset if to == EARLIEST else log.end_offset
+    return {at: offset(at) for at in partitions}
+
+
+def _print_missing(topology: Topology, counts: Mapping[str, int]) -> None:
+    """Print the source topics that do not exist."""
+    known = {*counts, *(table.topic for table in topology.global_tables)}
+    for topic in topology.source_topics:
+        if topic not in known:
+            typer.echo(
+                f"there is no topic {topic}: what the group has committed of it stays. Once it is made, reset again",
+                err=True,
+            )
 
 
 def check_begins_at(to: str, share_group: str, setting: str) -> None:

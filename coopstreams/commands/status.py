@@ -5,7 +5,7 @@ not move.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -145,51 +145,72 @@ def done_lines(report: dict[str, Any]) -> list[str]:
     A sub-topology whose records a share group deals counts since its instance started,
     in a line of its own.
     """
-    shares = [
-        share
-        for instance in report["instances"]
-        for share in instance.get("shares", ())
-    ]
-    tasks = [
-        task for instance in report["instances"] for task in instance["tasks"]
-    ] + shares
-    out = Counter[str]()
-    left_out = Counter[str]()
-    for task in tasks:
-        out.update(task.get("written", {}))
-        left_out.update(
-            {
-                f"{each['reason']} at {each['node']}": each["records"]
-                for each in task.get("dropped", ())
-            }
-        )
-    lines = [
-        f"out: {', '.join(f'{topic} {number(count)}' for topic, count in sorted(out.items())) or 'nothing yet'}"
-    ]
-    if left_out:
-        letters = sum(task.get("dead_letters", 0) for task in tasks)
-        told = f"; dead letters {number(letters)}" if letters else ""
-        lines.append(
-            f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}"
-        )
-    if calls := [task["calls"] for task in tasks if task.get("calls")]:
-        under_way, waiting, blocked, again = (
-            number(
-                sum(each.get(name, 0) for each in calls)
-            )  # an instance of an earlier release has no `waiting`
-            for name in ("in_flight", "waiting", "blocked_keys", "retries")
-        )
-        oldest = max(each["oldest_s"] for each in calls)
-        lines.append(
-            f"calls: {under_way} under way, {waiting} wait, the oldest {oldest:.1f} s; {blocked} keys wait; "
-            f"{again} made again"
-        )
+    instances = report["instances"]
+    shares = [share for each in instances for share in each.get("shares", ())]
+    tasks = [task for each in instances for task in each["tasks"]] + shares
+    lines = [f"out: {_counted(_written(tasks)) or 'nothing yet'}"]
+    if left_out := _counted(_left_out(tasks)):
+        lines.append(f"dropped: {left_out}{_letters(tasks)}")
+    lines += _calls_lines(tasks)
     lines += standing_times(tasks)
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append(
             "lag ≤: of a shared partition; what waits may be of other key ranges"
         )
-    lines += sorted(
+    return lines + _share_lines(shares)
+
+
+def _written(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return the written records by topic."""
+    found = Counter[str]()
+    for task in tasks:
+        found.update(task.get("written", {}))
+    return found
+
+
+def _left_out(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return the dropped records by reason and node."""
+    found = Counter[str]()
+    for task in tasks:
+        for each in task.get("dropped", ()):
+            found[f"{each['reason']} at {each['node']}"] += each["records"]
+    return found
+
+
+def _letters(tasks: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many of the dropped records have dead letters."""
+    letters = sum(task.get("dead_letters", 0) for task in tasks)
+    return f"; dead letters {number(letters)}" if letters else ""
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{what} {number(count)}" for what, count in sorted(counts.items())
+    )
+
+
+def _calls_lines(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line of the sums over the calls of asynchronous functions, if there are
+    any.
+    """
+    calls = [task["calls"] for task in tasks if task.get("calls")]
+    if not calls:
+        return []
+
+    def total(name: str) -> str:
+        # An instance of an earlier release has no `waiting`.
+        return number(sum(each.get(name, 0) for each in calls))
+
+    oldest = max(each["oldest_s"] for each in calls)
+    return [
+        f"calls: {total('in_flight')} under way, {total('waiting')} wait, the oldest {oldest:.1f} s; "
+        f"{total('blocked_keys')} keys wait; {total('retries')} made again"
+    ]
+
+
+def _share_lines(shares: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each share group, and one of the records delivered again."""
+    lines = sorted(
         {
             f"{share['subtopology']}_*: share group {share['group']} deals {', '.join(share['topics'])}; "
             f"kafka-share-groups --describe --group {share['group']} shows its lag"

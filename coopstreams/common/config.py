@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import Any
 
 from coopstreams.common.extractors import BY_NAME, FAIL, fail_on_invalid_timestamp
-from coopstreams.common.given import flat, origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
+from coopstreams.common.setting_sources import flat, origin
 from coopstreams.common.setting_values import (
     boolean,
     fraction,
@@ -510,20 +510,7 @@ class Config:
         if isinstance(settings, Config):
             _check_application(settings["application.id"], application_id)
             return settings
-        values = {name: default for name, (_, default, _) in SETTINGS.items()}
-        client: dict[str, Any] = {}
-        settings = flat(settings)
-        for name, value in resolved(settings).items():
-            if name in SETTINGS:
-                values[name] = _read(name, value, origin(settings, name))
-            elif name.startswith(_PASSED_ON) or is_security(name):
-                client[name] = value
-            else:
-                near = did_you_mean(name, SETTINGS) or "."
-                raise ConfigError(
-                    f'unknown setting "{name}"{origin(settings, name)}{near} Settings of one client carry its prefix: '
-                    "consumer., producer., admin."
-                )
+        values, client = _read_all(flat(settings))
         if values["bootstrap.servers"] is None:
             raise ConfigError(
                 "bootstrap.servers is not set: say where Kafka is (--bootstrap-servers HOST:PORT), or start one with "
@@ -543,6 +530,24 @@ class Config:
                 100 if values["processing.guarantee"] == EXACTLY_ONCE else 1000
             )
         return Config(values, client)
+
+
+def _read_all(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of all settings of coopstreams, and the settings of clients."""
+    values = {name: default for name, (_, default, _) in SETTINGS.items()}
+    client: dict[str, Any] = {}
+    for name, value in resolved(settings).items():
+        if name in SETTINGS:
+            values[name] = _read(name, value, origin(settings, name))
+        elif name.startswith(_PASSED_ON) or is_security(name):
+            client[name] = value
+        else:
+            near = did_you_mean(name, SETTINGS) or "."
+            raise ConfigError(
+                f'unknown setting "{name}"{origin(settings, name)}{near} Settings of one client carry its prefix: '
+                "consumer., producer., admin."
+            )
+    return values, client
 
 
 def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coopstreams.common.given import origin
+from coopstreams.common.setting_sources import origin
 from coopstreams.topology.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from coopstreams.common.config import check_heartbeat, check_security
-from coopstreams.common.given import flat
 from coopstreams.common.references import resolved
+from coopstreams.common.setting_sources import flat
 from coopstreams.common.setting_values import ascii_text, boolean, integer, one_of
 from coopstreams.topology.errors import ConfigError
 

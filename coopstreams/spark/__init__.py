@@ -3,16 +3,16 @@ the extra `spark`.
 """
 
 from coopstreams.admin.rebuild import RebuildScope
+from coopstreams.spark.execution import Backfilled, backfill
 from coopstreams.spark.history.history import KafkaHistory, TableHistory
 from coopstreams.spark.history.kafka_source import (
     KafkaSource,
     read_options,
     write_options,
 )
-from coopstreams.spark.preparing import Options
-from coopstreams.spark.publishing import publish
-from coopstreams.spark.rebuilding import rebuild
-from coopstreams.spark.running import Backfilled, backfill
+from coopstreams.spark.preparation import Options
+from coopstreams.spark.publication import publish
+from coopstreams.spark.snapshot_rebuild import rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.spark.spark_session import local_session
 from coopstreams.spark.workers.stage_progress import TaskProgress

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -376,31 +376,34 @@ def folded(
     """
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Folded] = {}
-    for partition in {row["task"] // stage.ranges for row in told}:
-        rows = [row for row in told if row["task"] // stage.ranges == partition]
+    rows_of = defaultdict[int, list[Row]](list)
+    for row in told:
+        rows_of[row["task"] // stage.ranges].append(row)
+    for partition, rows in rows_of.items():
         newest = max(row["newest"] for row in rows)
-        # Each operator has its own time: that of the records that pass its filters.
         operator_times = {
-            stage.stores[store]: max(
-                (
-                    row["clock"]
-                    for row in rows
-                    if row["store"] == store and row["clock"] is not None
-                ),
-                default=-1,
-            )
-            for store in node_of
+            stage.stores[store]: _operator_time(rows, store) for store in node_of
         }
         for task in range(partition * stage.ranges, (partition + 1) * stage.ranges):
             own = [row for row in rows if row["task"] == task]
-            dropped = {
-                f"{node_of[row['store']]}: {why}": row[count]
-                for row in own
-                for why, count in _DROPS.items()
-                if row[count]
-            }
+            read = own[0]["read"] if own else 0
+            dropped = _dropped(own, node_of)
             files = {stage.stores[row["store"]]: row["file"] for row in own}
-            result[task] = Folded(
-                own[0]["read"] if own else 0, newest, dropped, operator_times, files
-            )
+            result[task] = Folded(read, newest, dropped, operator_times, files)
     return result
+
+
+def _operator_time(rows: Iterable[Row], store: int) -> int:
+    """Return the time of an aggregation: that of the records that pass its filters."""
+    own = [row["clock"] for row in rows if row["store"] == store]
+    return max((clock for clock in own if clock is not None), default=-1)
+
+
+def _dropped(rows: Iterable[Row], node_of: Mapping[int, str]) -> dict[str, int]:
+    """Return how many records were dropped, by node and reason."""
+    return {
+        f"{node_of[row['store']]}: {why}": row[count]
+        for row in rows
+        for why, count in _DROPS.items()
+        if row[count]
+    }

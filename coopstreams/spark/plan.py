@@ -1,7 +1,7 @@
 """The plan of a backfill, made before anything runs: its sub-topologies, their order,
 their tasks, and the offsets.
 
-Pure. `running.py` asks Kafka, calls this, stores the plan, and carries it out;
+Pure. `execution.py` asks Kafka, calls this, stores the plan, and carries it out;
 `--resume` loads the stored plan and decides nothing again.
 
 Invariant: a sub-topology comes after all that write to a repartition topic it reads.
@@ -18,9 +18,9 @@ from typing import Literal
 
 import msgspec
 
-from coopstreams.spark.committed import Rebuild
+from coopstreams.spark.committed_records import Rebuild
 from coopstreams.spark.native.translation import translated
-from coopstreams.spark.rounds import rounds_of
+from coopstreams.spark.rounds import Round, rounds_of
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.errors import TopologyError
@@ -88,6 +88,26 @@ class Stage:
     def running(self) -> Sequence[int]:
         """The numbers of the tasks that run."""
         return range(self.tasks) if self.only is None else self.only
+
+    def lines(self) -> list[str]:
+        """Return what `--dry-run` prints of the stage."""
+        if self.is_last:
+            leaves = f"stores {', '.join(self.stores) or 'none'}"
+        else:
+            asks = ", ".join(topic for topic, _ in self.forwarded)
+            leaves = f"only asks, by {asks}"
+        lines = [
+            f"  {self.name}: {self.partitions} partitions x {self.ranges} key ranges; {leaves}"
+        ]
+        if self.called and self.ranges == 1:
+            lines.append(
+                "    not divided, because its processors may be called by stream time; --ranges N divides it"
+            )
+        if self.native:
+            lines.append("    in Spark SQL, if all its records are understood there")
+        elif self.why:
+            lines.append(f"    in Python: {self.why}")
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,72 +180,58 @@ class Plan:
             f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"
         ]
         for stage in self.stages:
-            leaves = (
-                f"stores {', '.join(stage.stores) or 'none'}"
-                if stage.is_last
-                else f"only asks, by {', '.join(topic for topic, _ in stage.forwarded)}"
-            )
-            lines.append(
-                f"  {stage.name}: {stage.partitions} partitions x {stage.ranges} key ranges; {leaves}"
-            )
-            if stage.called and stage.ranges == 1:
-                lines.append(
-                    "    not divided, because its processors may be called by stream time; --ranges N divides it"
-                )
-            if stage.native:
-                lines.append(
-                    "    in Spark SQL, if all its records are understood there"
-                )
-            elif stage.why:
-                lines.append(f"    in Python: {stage.why}")
-            for topic in stage.topics:
-                bounds = self.cut.get(topic)
-                if bounds is None:
-                    lines.append(f"    {topic}: from the sub-topologies before it")
-                elif topic in self.tables:
-                    lines.append(
-                        f"    {topic}: from a table; a live application goes on at "
-                        f"{', '.join(f'{p}: {end}' for p, (_, end) in bounds.items())}"
-                    )
-                else:
-                    lines.append(
-                        f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}"
-                    )
-        for topic, bounds in self.global_tables.items():
-            lines.append(
-                f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, "
-                "for every task"
-            )
-        if self.rebuild is not None:
-            written = (
-                "differences go to the changelogs"
-                if self.seed
-                else "differences are counted"
-            )
-            return "\n".join(
-                [
-                    *lines,
-                    f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}",
-                ]
-            )
-        state = [
-            *(["changelogs"] if self.seed else []),
-            *([self.snapshots] if self.snapshots else []),
+            lines += stage.lines()
+            lines += [self._topic_line(topic) for topic in stage.topics]
+        lines += [
+            f"  global table {topic}: {_spans(bounds)}, for every task"
+            for topic, bounds in self.global_tables.items()
         ]
-        outputs = (
-            self.outputs if self.table is None else f"{self.outputs} at {self.table}"
+        lines.append(
+            self._destination()
+            if self.rebuild is None
+            else self._scope_line(self.rebuild)
         )
+        return "\n".join(lines)
+
+    def _topic_line(self, topic: str) -> str:
+        """Return where a topic's records come from."""
+        bounds = self.cut.get(topic)
+        if bounds is None:
+            return f"    {topic}: from the sub-topologies before it"
+        if topic not in self.tables:
+            return f"    {topic}: {_spans(bounds)}"
+        ends = ", ".join(f"{number}: {end}" for number, (_, end) in bounds.items())
+        return f"    {topic}: from a table; a live application goes on at {ends}"
+
+    def _scope_line(self, rebuild: Rebuild) -> str:
+        """Return what a rebuild writes."""
+        written = "go to the changelogs" if self.seed else "are counted"
+        return (
+            f"  stores {', '.join(rebuild.stores)}, key groups {rebuild.key_range}: "
+            f"differences {written}"
+        )
+
+    def _destination(self) -> str:
+        """Return where a backfill writes state and outputs."""
+        state = ["changelogs"] if self.seed else []
+        if self.snapshots:
+            state.append(self.snapshots)
+        outputs: str = self.outputs
+        if self.table is not None:
+            outputs = f"{outputs} at {self.table}"
         if self.outputs == "none":
             outputs += (
                 " (results, late records and dead letters are counted, not written;"
                 " --outputs topic or table writes them)"
             )
-        return "\n".join(
-            [
-                *lines,
-                f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}",
-            ]
-        )
+        return f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"
+
+
+def _spans(bounds: Mapping[int, tuple[int, int]]) -> str:
+    """Return the offsets of partitions, for people."""
+    return ", ".join(
+        f"{number}: {start}..{end}" for number, (start, end) in bounds.items()
+    )
 
 
 _PLANS = msgspec.json.Decoder(Plan, strict=False)
@@ -286,11 +292,7 @@ def stages(
         count = max((partitions[topic] for topic in part.topics), default=0)
         if not count:
             continue
-        found = (
-            translated(part, outputs)
-            if native and round_.rounds == 1
-            else ("it runs in rounds" if native else "")
-        )
+        why = _why_python(round_, outputs) if native else ""
         called = part.divisible and foresees(part)
         stage = Stage(
             part.id,
@@ -300,8 +302,8 @@ def stages(
             part.topics,
             tuple((topic, partitions[topic]) for topic in round_.forwards),
             tuple(store.name for store in part.stores),
-            native=not isinstance(found, str),
-            why=found if isinstance(found, str) else "",
+            native=why is None,
+            why=why or "",
             round=round_.round,
             rounds=round_.rounds,
             called=called,
@@ -309,6 +311,14 @@ def stages(
         result.append(stage)
         first += stage.tasks
     return tuple(result)
+
+
+def _why_python(round_: Round, outputs: Outputs) -> str | None:
+    """Return why Spark SQL cannot fold a round; None: it can."""
+    if round_.rounds > 1:
+        return "it runs in rounds"
+    found = translated(round_.part, outputs)
+    return found if isinstance(found, str) else None
 
 
 def called_late(stages: Iterable[Stage], cure: str) -> list[str]:

@@ -20,7 +20,8 @@ any more (a plan could not know the number of tasks, and a run could not be resu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coopstreams.topology.errors import TopologyError
@@ -63,37 +64,40 @@ def rounds_of(topology: Topology) -> list[Round]:
         for part in topology.subtopologies
         for topic in forwarded(part)
     }
+    taken = _in_order(topology, leads)
+    counts = Counter(round_.part.id for round_ in taken)
+    placed = _placed(topology, leads, taken, counts)
+    result = list[Round]()
+    seen = Counter[int]()
+    for round_ in taken:
+        part = round_.part
+        seen[part.id] += 1
+        result.append(
+            replace(
+                round_,
+                round=seen[part.id],
+                rounds=counts[part.id],
+                placed=placed.intersection((*part.topics, *round_.forwards)),
+            )
+        )
+    return result
+
+
+def _in_order(topology: Topology, leads: Mapping[str, frozenset[str]]) -> list[Round]:
+    """Return the rounds in their order, not numbered yet."""
     waiting = list(topology.subtopologies)
     written = set[str]()
     taken = list[Round]()
     while waiting:
         open_ = leads.keys() - written
         ready = [part for part in waiting if open_.isdisjoint(part.topics)]
-        chosen = [_last(part, written) for part in ready] or [
-            _asking(waiting, leads, written)
-        ]
+        chosen = [_last(part, written) for part in ready]
+        if not chosen:
+            chosen = [_asking(waiting, leads, open_)]
         written.update(topic for round_ in chosen for topic in round_.forwards)
         waiting = [part for part in waiting if part not in ready]
         taken += chosen
-    counts = {
-        part.id: sum(round_.part.id == part.id for round_ in taken)
-        for part in topology.subtopologies
-    }
-    placed = _placed(topology, leads, taken, counts)
-    result = list[Round]()
-    seen = dict.fromkeys(counts, 0)
-    for round_ in taken:
-        seen[round_.part.id] += 1
-        touched = placed.intersection((*round_.part.topics, *round_.forwards))
-        result.append(
-            replace(
-                round_,
-                round=seen[round_.part.id],
-                rounds=counts[round_.part.id],
-                placed=touched,
-            )
-        )
-    return result
+    return taken
 
 
 def round_of(topology: Topology, subtopology: int, number: int) -> Round:
@@ -119,19 +123,16 @@ def forwarded(part: SubTopology) -> tuple[str, ...]:
 def _asking(
     waiting: Sequence[SubTopology],
     leads: Mapping[str, frozenset[str]],
-    written: set[str],
+    open_: Collection[str],
 ) -> Round:
     """Return a round that lets others run, preferably of a sub-topology that waits for
-    its own results.
+    its own results. `open_`: the topics that are not written yet.
     """
     able = [
         (part, topic)
         for part in waiting
         for topic in forwarded(part)
-        if topic not in written
-        and not any(
-            source in leads and source not in written for source in leads[topic]
-        )
+        if topic in open_ and leads[topic].isdisjoint(open_)
     ]
     back = [
         (part, topic)

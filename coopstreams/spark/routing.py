@@ -23,7 +23,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.time_marks import marks_in
-from coopstreams.spark.committed import ALL, Cut, Now
+from coopstreams.spark.committed_records import ALL, Cut, Now
 from coopstreams.spark.history.arrow_rows import (
     END,
     ROUTED,
@@ -74,107 +74,113 @@ class Routing:
         """Yield the rows of the tasks, and for each task a row with its time at each
         time mark, and at the end.
         """
-        round_ = round_of(self.topology, self.subtopology, self.round)
-        program = compile_subtopology(self.topology, round_.part)
-        source = program.subtopology.topics.index(self.topic)
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
         if first is None:
             return
-        partition = _only_partition(first)
-        stream_time = NO_STREAM_TIME
-        next_offset = 0
-        cut = Cut(
-            KeyRange.split(self.ranges),
-            ALL if self.committed is None else self.committed[partition.partition],
-        )
-        idle = bool(program.idle_ms)
-        operator_times = (
-            program.operator_times_of(self.topic, may_drop=self.may_drop)
-            if idle or len(cut.segment_ranges) > 1
-            else None
-        )
-        routes = Routes(
-            [segment_range.key_range for segment_range in cut.segment_ranges],
-            program.timestamp_of.get(self.topic),
-            operator_times,
-            time_marks=self.topic in program.idle_ms,
-        )
-        reporter = self._reporter(partition)
+        routed = _RoutedPartition(self, _only_partition(first))
         for rows in chain([first], filled):
-            if (at := _only_partition(rows)) != partition:
-                raise ValueError(
-                    f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition"
-                )
-            offsets = (
-                rows.column("offset").to_pylist()
-                if self.numbered
-                else range(next_offset, next_offset + rows.num_rows)
-            )
-            if offsets[0] < next_offset:
-                raise ValueError(
-                    f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition "
-                    "in offset order"
-                )
-            next_offset = offsets[-1] + 1
-            # Placed records have their time in the offset column.
-            places = (
-                dict(zip(offsets, rows.column("offset").to_pylist(), strict=True))
-                if self.topic in round_.placed
-                else None
-            )
-            columns = columns_of(rows, offsets)
-            marks = (
-                {at + 1 for at, _ in marks_in(columns)}
-                if routes.time_marks
-                else set[int]()
-            )
-            for start, end in cut.spans(offsets, marks):
-                last = offsets[end - 1]
-                span = columns.slice(start, end)
-                batches = make_batches(
-                    partition, span, routes, stream_time, last + 1, at_end=False
-                )
-                stream_time = batches[0].stream_time
-                now = Now(
-                    stream_time if places is None else places[last],
-                    stream_time,
-                    routes.now,
-                )
-                going_on = cut.tell(last, now)
-                for fetched in batches:
-                    counted = cut.committed(fetched.slot, fetched.columns)
-                    if len(counted):
-                        yield self._records(
-                            source,
-                            partition.partition * self.ranges
-                            + cut.segment_ranges[fetched.slot].slot,
-                            counted,
-                            places,
-                        )
-                if end in marks:
-                    yield self._times(
-                        source,
-                        partition.partition,
-                        [(slot, now) for slot in going_on],
-                        last,
-                    )
-            reporter.took(0, rows.num_rows, next_offset)
-        reporter.end()
-        ends = [(slot, now) for slot, now in enumerate(cut.ends) if now is not None]
-        yield self._times(source, partition.partition, ends, END)
+            yield from routed.take(rows)
+        yield routed.finish()
 
-    def _reporter(self, at: TopicPartition) -> Reporter:
-        return Reporter(
-            self.reports,
-            "history",
-            str(at),
-            str(at),
-            [None if self.cut is None else self.cut[at.partition]],
+
+class _RoutedPartition:
+    """The rows of a partition's tasks, as far as the partition has been read."""
+
+    def __init__(self, routing: Routing, partition: TopicPartition) -> None:
+        topic = routing.topic
+        round_ = round_of(routing.topology, routing.subtopology, routing.round)
+        program = compile_subtopology(routing.topology, round_.part)
+        self._partition = partition
+        self._numbered = routing.numbered
+        self._source = program.subtopology.topics.index(topic)
+        self._first_task = partition.partition * routing.ranges
+        self._is_placed = topic in round_.placed
+        self._stream_time = NO_STREAM_TIME
+        self._next_offset = 0
+        committed = routing.committed
+        self._cut = Cut(
+            KeyRange.split(routing.ranges),
+            ALL if committed is None else committed[partition.partition],
         )
+        key_ranges = [each.key_range for each in self._cut.segment_ranges]
+        operator_times = None
+        if program.idle_ms or len(key_ranges) > 1:
+            operator_times = program.operator_times_of(topic, may_drop=routing.may_drop)
+        self._routes = Routes(
+            key_ranges,
+            program.timestamp_of.get(topic),
+            operator_times,
+            time_marks=topic in program.idle_ms,
+        )
+        name = str(partition)
+        bounds = None if routing.cut is None else routing.cut[partition.partition]
+        self._reporter = Reporter(routing.reports, "history", name, name, [bounds])
+
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the tasks' rows of some of the partition's records."""
+        if (at := _only_partition(rows)) != self._partition:
+            raise ValueError(
+                f"a Spark partition holds records of {self._partition} and of {at}: it must have one topic partition"
+            )
+        offsets = self._offsets(rows)
+        # Placed records have their time in the offset column.
+        places = None
+        if self._is_placed:
+            times = rows.column("offset").to_pylist()
+            places = dict(zip(offsets, times, strict=True))
+        columns = columns_of(rows, offsets)
+        marks = set[int]()
+        if self._routes.time_marks:
+            marks = {at + 1 for at, _ in marks_in(columns)}
+        for start, end in self._cut.spans(offsets, marks):
+            last = offsets[end - 1]
+            runs = make_batches(
+                self._partition,
+                columns.slice(start, end),
+                self._routes,
+                self._stream_time,
+                last + 1,
+                at_end=False,
+            )
+            self._stream_time = runs[0].stream_time
+            time = self._stream_time if places is None else places[last]
+            now = Now(time, self._stream_time, self._routes.now)
+            going_on = self._cut.tell(last, now)
+            for run in runs:
+                counted = self._cut.committed(run.slot, run.columns)
+                if len(counted):
+                    slot = self._cut.segment_ranges[run.slot].slot
+                    yield self._records(slot, counted, places)
+            if end in marks:
+                yield self._times([(slot, now) for slot in going_on], last)
+        self._reporter.took(0, rows.num_rows, self._next_offset)
+
+    def finish(self) -> pa.RecordBatch:
+        """Return a row for each task with the time that it has reached at the end."""
+        self._reporter.end()
+        ends = [
+            (slot, now) for slot, now in enumerate(self._cut.ends) if now is not None
+        ]
+        return self._times(ends, END)
+
+    def _offsets(self, rows: pa.RecordBatch) -> Sequence[int]:
+        """Return the offsets of records: those of the topic, or their numbers."""
+        offsets: Sequence[int] = range(
+            self._next_offset, self._next_offset + rows.num_rows
+        )
+        if self._numbered:
+            offsets = rows.column("offset").to_pylist()
+        if offsets[0] < self._next_offset:
+            raise ValueError(
+                f"{self._partition}: offset {offsets[0]} comes after {self._next_offset - 1}; a source must give a "
+                "partition in offset order"
+            )
+        self._next_offset = offsets[-1] + 1
+        return offsets
 
     def _records(
-        self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None
+        self, slot: int, columns: Columns, places: Mapping[int, int] | None
     ) -> pa.RecordBatch:
         count = len(columns)
         told = (
@@ -191,8 +197,8 @@ class Routing:
         return batch(
             ROUTED,
             [
-                [task] * count,
-                [source] * count,
+                [self._first_task + slot] * count,
+                [self._source] * count,
                 times,
                 columns.stream_times,
                 columns.offsets,
@@ -201,17 +207,11 @@ class Routing:
             ],
         )
 
-    def _times(
-        self,
-        source: int,
-        partition: int,
-        reached: Sequence[tuple[int, Now]],
-        offset: int,
-    ) -> pa.RecordBatch:
+    def _times(self, reached: Sequence[tuple[int, Now]], offset: int) -> pa.RecordBatch:
         """Return rows that tell tasks, by their slots, the times that the partition
         reaches at an offset.
         """
-        told = [(partition * self.ranges + slot, *now) for slot, now in reached]
+        told = [(self._first_task + slot, *now) for slot, now in reached]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
         tasks, times, stream_times, operator_times = (
@@ -223,7 +223,7 @@ class Routing:
             ROUTED,
             [
                 tasks,
-                [source] * count,
+                [self._source] * count,
                 times,
                 stream_times,
                 [offset] * count,

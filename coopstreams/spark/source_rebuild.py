@@ -1,7 +1,7 @@
 """Rebuilds state of a stopped application from its source topics: corrects its
 changelogs where they differ.
 
-    plan      the positions of the key ranges, and the ends of the changelogs (`source_planning.py`)
+    plan      the positions of the key ranges, and the ends of the changelogs (`source_plan.py`)
     stages    those of the wanted stores and those before them, over the committed records; tasks write differences
     end       check that the application has not run meanwhile; publish a snapshot, if a storage is set
 
@@ -23,25 +23,22 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams.admin.rebuild import Rebuilder, RebuildScope
+from coopstreams.admin.rebuild import WORK, Rebuilder, RebuildScope, SourceOptions
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.spark.changelog_repair import Differences
 from coopstreams.spark.committed_positions import check_stopped
+from coopstreams.spark.execution import OnProgress, carry_out, named, taken_up
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import as_planned
-from coopstreams.spark.repairing import Differences
-from coopstreams.spark.running import OnProgress, carry_out, named, taken_up
-from coopstreams.spark.source_planning import begin_rebuild, stands
+from coopstreams.spark.preparation import as_planned
+from coopstreams.spark.source_plan import begin_rebuild, stands
 from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.spark_task import TaskResult
 from coopstreams.state.manifest import Slice
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import marks_topic
-
-WORK = "coopstreams-rebuild"
-"""The folder in which a run leaves the files that `resume` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +83,8 @@ def rebuild_from_source(  # noqa: PLR0913
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
-    plan = plan_rebuild(
-        topology,
-        config,
-        wanted or RebuildScope(),
-        ranges=ranges,
-        dry_run=dry_run,
-        incomplete=incomplete,
-        work=work,
-        resume=resume,
-    )
+    options = SourceOptions(ranges, dry_run, incomplete, work, resume)
+    plan = plan_rebuild(topology, config, wanted or RebuildScope(), options)
     with (
         named(plan, work),
         session_or_local(spark, f"rebuild of {plan.application}") as session,
@@ -106,32 +95,12 @@ def rebuild_from_source(  # noqa: PLR0913
 
 
 def plan_rebuild(
-    topology: Topology,
-    config: Config,
-    wanted: RebuildScope,
-    *,
-    ranges: int | None,
-    dry_run: bool,
-    incomplete: bool,
-    work: str,
-    resume: str | None,
+    topology: Topology, config: Config, wanted: RebuildScope, options: SourceOptions
 ) -> Plan:
-    """Return the plan of a new run, or of the resumed run.
-
-    The plan of a resumed run ignores all other arguments except those that say where it
-    is stored.
-    """
-    if resume is not None:
-        return taken_up(topology, config, work, resume, rebuild=True)
-    return begin_rebuild(
-        topology,
-        config,
-        wanted,
-        ranges=ranges,
-        dry_run=dry_run,
-        incomplete=incomplete,
-        work=work,
-    )
+    """Return the plan of a new run, or of the resumed run."""
+    if options.resume is not None:
+        return taken_up(topology, config, options.work, options.resume, rebuild=True)
+    return begin_rebuild(topology, config, wanted, options)
 
 
 def carry_out_rebuild(

@@ -36,6 +36,7 @@ from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.spark.cached_tables import holds_back
+from coopstreams.spark.changelog_repair import Differences, Rebuilt, Repair
 from coopstreams.spark.changelog_rows import (
     KEPT_FOR_EVER,
     Expiry,
@@ -53,14 +54,14 @@ from coopstreams.spark.history.arrow_rows import (
     headers_column,
     runs_of,
 )
-from coopstreams.spark.history.global_rows import Cut, read_rows
+from coopstreams.spark.history.kafka_source import KafkaParts, read_options
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
-from coopstreams.spark.places import PlacedOutput
 from coopstreams.spark.plan import Outputs
-from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.stage_progress import Reporter
 from coopstreams.state.database import Database
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
@@ -82,6 +83,7 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic
@@ -119,6 +121,10 @@ class TaskResult:
     operator_times: dict[str, OperatorTimes] = field(default_factory=dict)
     expired: dict[str, int] = field(default_factory=dict)
     """By store, the rows that were left out of its changelog: they had expired."""
+
+
+Cut = Mapping[str, Mapping[int, tuple[int, int]]]
+"""By topic and partition, the offsets [start, end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +233,14 @@ class TaskAttempt:
         if work.writes:
             self._outbox = Outbox(work.config, work.run, work.first + number)
             closing.callback(self._outbox.close)
-        self._database = Database(
-            Rocks(
-                Path(
-                    closing.enter_context(
-                        tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")
-                    )
-                )
-            ),
-            self._specs,
+        folder = closing.enter_context(
+            tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")
         )
+        self._database = Database(Rocks(Path(folder)), self._specs)
         closing.callback(self._database.close)
         caching = holds_back(topology, round_, work.config)
         if tables is None:
-            # Their updates may follow the records of a batch, but a placed record needs
+            # Native updates may follow the records of a batch, but a placed record needs
             # its own time.
             tables = (
                 {}
@@ -264,38 +264,8 @@ class TaskAttempt:
         }
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
-        fates: Mapping[Answer, str] = (
-            FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
-        )
         tally = Tally()
-        topics = topology.dead_letter_topics
-        on_failure = FailureHandler(
-            self.id,
-            work.config,
-            tally.failure,
-            self._dead_letter,
-            self._sayings,
-            fates,
-            topics=topics,
-        )
-        # All tasks read the global tables: a record that fails there is counted, and
-        # has a letter, of the first one.
-        tells = number == 0
-        global_failure = FailureHandler(
-            None,
-            work.config,
-            tally.failure if tells else _nothing,
-            self._dead_letter if tells else _nothing,
-            self._sayings,
-            fates,
-        )
-        rows = read_rows(
-            work.config.client,
-            global_tables_of(topology, program.subtopology),
-            work.global_tables,
-            global_failure,
-            work.config.extractor,
-        )
+        rows = self._global_rows(program.subtopology, tally)
         for each in rows.values():
             closing.callback(each.close)
         progress = Progress.beginning(
@@ -304,7 +274,7 @@ class TaskAttempt:
         self._task = Task(
             Incarnation(self.id, tuple(self._topics), self._state, progress),
             program,
-            on_failure,
+            self._failure_handler(self.id, tally, topology.dead_letter_topics),
             tally,
             # the rows come in processing order: never wait for another source
             TaskSettings(caching=caching, max_idle_ms=-1),
@@ -332,6 +302,59 @@ class TaskAttempt:
         self._reporter = Reporter(
             work.reports, "task", str(number), str(self.id), bounds
         )
+
+    def _failure_handler(
+        self, task: TaskId | None, tally: Tally, topics: Mapping[str, str]
+    ) -> FailureHandler:
+        """Return what counts the records that fail in a task or global table."""
+        fates: Mapping[Answer, str] = FATES
+        if self._work.outputs == "none":
+            fates = {**FATES, "dead-letter": NOT_WRITTEN}
+        # All tasks read the global tables: a record that fails there is counted, and
+        # has a letter, of the first one.
+        tells = task is not None or self._number == 0
+        return FailureHandler(
+            task,
+            self._work.config,
+            tally.failure if tells else _nothing,
+            self._dead_letter if tells else _nothing,
+            self._sayings,
+            fates,
+            topics=topics,
+        )
+
+    def _global_rows(self, part: SubTopology, tally: Tally) -> dict[str, GlobalRows]:
+        """Return the rows of a sub-topology's global tables at the cut, by store.
+
+        Raises:
+            LogError: a topic has lost records since the cut was taken, or a transaction
+            is open below it.
+        """
+        config = self._work.config
+        on_failure = self._failure_handler(None, tally, {})
+        found = dict[str, GlobalRows]()
+        for table in global_tables_of(self._work.topology, part):
+            # All tasks of a run see the same rows, and a global store's processor the
+            # same wall clock. Turned down: Spark's broadcast (missing in Spark Connect;
+            # the rows would go through the driver), and following the topic while the
+            # task works (live, that order is random; it cannot be reproduced).
+            kept = rows_of(table, lambda: 0, config.extractor)
+            found[table.store.name] = kept
+            bounds = {
+                TopicPartition(table.topic, number): each
+                for number, each in self._work.global_tables[table.topic].items()
+            }
+            parts = KafkaParts(read_options(config.client, bounds))
+            for source in parts.partitions():
+                for rows in parts.read(source):
+                    kept.apply(
+                        TopicPartition(
+                            table.topic, rows.column("partition")[0].as_py()
+                        ),
+                        columns_of(rows, rows.column("offset").to_pylist()),
+                        on_failure,
+                    )
+        return found
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield the records that it forwards."""
@@ -539,41 +562,28 @@ class TaskAttempt:
         self._task.commit({spec.name: 0 for spec in self._specs})
 
     def _result(self) -> TaskResult:
+        work = self._work
+        writer = None
+        if work.snapshots is not None:
+            writer = SnapshotWriter(work.snapshots, self._application, work.run)
+        expired = Counter[str]()
         seeded: dict[str, int] = {}
         slices: dict[str, list[Slice]] = {}
         differences: dict[str, Differences] = {}
-        expired = Counter[str]()
-        writer = (
-            None
-            if self._work.snapshots is None
-            else SnapshotWriter(self._work.snapshots, self._application, self._work.run)
-        )
-        if self._work.repair is not None:
-            rebuilt = Rebuilt(
-                self.id,
-                self._database,
-                self._specs,
-                {name: horizon_of(table) for name, table in self._state.stores.items()},
-            )
-            slices = (
-                self._work.repair.export(rebuilt, writer) if writer is not None else {}
-            )
+        if work.repair is not None:
+            rebuilt = self._rebuilt()
+            if writer is not None:
+                slices = work.repair.export(rebuilt, writer)
             expiries = {spec.name: self._expiry(spec) for spec in self._specs}
-            differences = self._work.repair.write(
-                self._work.config, rebuilt, expiries, expired, self._outbox
+            differences = work.repair.write(
+                work.config, rebuilt, expiries, expired, self._outbox
             )
         else:
-            for spec in self._specs:
-                if self._work.seed and spec.logged and self._outbox is not None:
-                    changelog = TopicPartition(
-                        changelog_topic(self._application, spec.name), self.id.partition
-                    )
-                    seeded[spec.name] = self._outbox.seed(
-                        Seeds(changelog, self._changelog_rows(spec, expired))
-                    )
-                if (
-                    writer is not None and spec.logged
-                ):  # a store without a changelog is in no snapshot
+            # A store without a changelog is in no snapshot.
+            for spec in (spec for spec in self._specs if spec.logged):
+                if work.seed and self._outbox is not None:
+                    seeded[spec.name] = self._seed(spec, self._outbox, expired)
+                if writer is not None:
                     slices[spec.name] = writer.export(
                         self._database, spec, self.id.partition, self.id.key_range
                     )
@@ -595,6 +605,19 @@ class TaskAttempt:
             self._operator_times(),
             dict(expired),
         )
+
+    def _rebuilt(self) -> Rebuilt:
+        """Return the task's state, to be compared with its changelogs."""
+        tables = self._state.stores.items()
+        horizons = {name: horizon_of(table) for name, table in tables}
+        return Rebuilt(self.id, self._database, self._specs, horizons)
+
+    def _seed(self, spec: StoreSpec, outbox: Outbox, expired: Counter[str]) -> int:
+        """Write a store to its changelog; return how many rows."""
+        changelog = TopicPartition(
+            changelog_topic(self._application, spec.name), self.id.partition
+        )
+        return outbox.seed(Seeds(changelog, self._changelog_rows(spec, expired)))
 
     def _operator_times(self) -> dict[str, OperatorTimes]:
         return {
@@ -632,3 +655,41 @@ class TaskAttempt:
 
 def _nothing(*_: object) -> None:
     """Do nothing."""
+
+
+class PlacedOutput(Output):
+    """An output that stores the task's time at which each record was forwarded.
+
+    Ordered by timestamp, a record between mutually dependent sub-topologies could come
+    before the one that it answers: an answer has the timestamp of its row, which may be
+    late.
+
+    Shape: `times` is a column like the others; `now` returns the time.
+    """
+
+    __slots__ = ("times",)
+
+    def __init__(self, topic: str, now: Callable[[], int]) -> None:
+        super().__init__(topic)
+        self.times: list[int] = []
+        self.timestamps: list[int] = _Noting(self.times, now)
+
+    def clear(self) -> None:
+        """Forget the records, which the caller has taken."""
+        super().clear()
+        self.times.clear()
+
+
+class _Noting(list[int]):
+    """A list of timestamps that notes the time of each append. Compiled code knows only
+    a list and its `append`.
+    """
+
+    def __init__(self, times: list[int], now: Callable[[], int]) -> None:
+        super().__init__()
+        self._note = times.append
+        self._now = now
+
+    def append(self, timestamp: int) -> None:
+        super().append(timestamp)
+        self._note(self._now())

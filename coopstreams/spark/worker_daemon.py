@@ -13,8 +13,8 @@ import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
 import coopstreams.spark.native_task
-import coopstreams.spark.rebuilding
 import coopstreams.spark.routing
+import coopstreams.spark.snapshot_rebuild
 import coopstreams.spark.spark_task  # noqa: F401
 from coopstreams.common.process_limits import tune_memory
 

@@ -52,7 +52,7 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.testing.changed_rows import ChangedRows
-from coopstreams.testing.direct import DirectSource
+from coopstreams.testing.direct_source import DirectSource
 from coopstreams.testing.driver_views import (
     InputTopic,
     OutputRecord,
@@ -62,16 +62,16 @@ from coopstreams.testing.driver_views import (
 )
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import (
+from coopstreams.testing.programs import Identity, compiled, tables
+from coopstreams.testing.silences import Silences
+from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
+from coopstreams.testing.write_order import (
     Forwarded,
     as_written,
     by_turn,
     in_order,
     ordered,
 )
-from coopstreams.testing.programs import Identity, compiled, tables
-from coopstreams.testing.silences import Silences
-from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
@@ -499,40 +499,45 @@ class TopologyTestDriver:
         self._writers = writers_of(self.topology.subtopologies, counts)
         read = set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
-            opened = self._parts.setdefault(part.id, [])
-            if len(opened) != count or (
-                opened
-                and tuple(source.topic for source in opened[0][0].sources)
-                != part.topics
-            ):
+            if self._must_open(part, count):
                 self._open(part, count)
         positions = {
             source: tasks[0].progress.position(source)
             for source, tasks in self._tasks.items()
         }
         self._reader.assign(positions)
+        self._append_unread()
+        for source in self._tasks.keys() - read:
+            self._route(source)
+        for source, at in positions.items():
+            # The reader reports the end of a partition once, perhaps to tasks that are
+            # closed by now.
+            if at.offset == self._log.end_offset(source):
+                for slot, task in enumerate(self._tasks[source]):
+                    task.add(RecordBatch.ended(source, slot, at))
+        self._direct = {
+            source: DirectSource(source, tasks, self._reader.routes(source))
+            for source, tasks in self._tasks.items()
+            if self._may_be_direct(source)
+        }
+
+    def _must_open(self, part: SubTopology, partitions: int) -> bool:
+        """Whether a sub-topology has other topics or partitions than its tasks."""
+        opened = self._parts.setdefault(part.id, [])
+        if len(opened) != partitions:
+            return True
+        if not opened:
+            return False
+        return tuple(source.topic for source in opened[0][0].sources) != part.topics
+
+    def _append_unread(self) -> None:
+        """Append the records written earlier to topics that tasks read only now."""
         read_topics = {source.topic for source in self._tasks}
         for topic in read_topics - self._read_topics:
             for record in self._by_topic.get(topic, ()):
                 self._append_one(record)
         self._read_topics = read_topics
         self._unread |= read_topics
-        for source in self._tasks.keys() - read:
-            self._route(source)
-        for source in (
-            source
-            for source, at in positions.items()
-            if at.offset == self._log.end_offset(source)
-        ):
-            # The reader reports the end of a partition once, perhaps to tasks that are
-            # closed by now.
-            for slot, task in enumerate(self._tasks[source]):
-                task.add(RecordBatch.ended(source, slot, positions[source]))
-        self._direct = {
-            source: DirectSource(source, tasks, self._reader.routes(source))
-            for source, tasks in self._tasks.items()
-            if self._may_be_direct(source)
-        }
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return the partition count of each sub-topology."""
@@ -583,42 +588,42 @@ class TopologyTestDriver:
         Tasks that were open are closed.
         """
         before = self._parts[part.id]
+        self._parts[part.id] = []
         identity = Identity(self.topology, part, self._config)
         self._programs[part.id] = compiled(identity, native_parts())
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
-        self._parts[part.id] = []
         for partition in range(partitions):
-            earlier = before[partition][:1] if partition < len(before) else []
-            known = {source: task for task in earlier for source in task.sources}
-            sources = [
-                TopicPartition(topic, partition)
-                for topic in part.topics
-                if partition < self._partitions[topic]
-            ]
-            positions = dict.fromkeys(sources, Position(0))
-            positions |= {
-                source: task.progress.position(source) for source, task in known.items()
-            }
-            times = {
-                source: task.program.operator_times(source.topic)
-                for source, task in known.items()
-            }
-            database = self._database(part, partition)
-            ranges = self._ranges if part.divisible else KeyRange.split(1)
-            begun = [
-                (
-                    TaskId(part.id, partition, each),
-                    Progress.beginning(each, positions, times),
-                )
-                for each in ranges
-            ]
-            tasks = [
-                self._task(task_id, progress, database) for task_id, progress in begun
-            ]
+            earlier = before[partition][0] if partition < len(before) else None
+            tasks = self._siblings(part, partition, earlier)
             self._parts[part.id].append(tasks)
-            self._tasks |= dict.fromkeys(sources, tasks)
+            self._tasks |= dict.fromkeys(tasks[0].sources, tasks)
+
+    def _siblings(
+        self, part: SubTopology, partition: int, earlier: Task | None
+    ) -> list[Task]:
+        """Return the tasks of a partition; they go on where an earlier task stood."""
+        positions = {
+            TopicPartition(topic, partition): Position(0)
+            for topic in part.topics
+            if partition < self._partitions[topic]
+        }
+        times = {}
+        if earlier is not None:
+            for source in earlier.sources:
+                positions[source] = earlier.progress.position(source)
+                times[source] = earlier.program.operator_times(source.topic)
+        database = self._database(part, partition)
+        ranges = self._ranges if part.divisible else KeyRange.split(1)
+        return [
+            self._task(
+                TaskId(part.id, partition, each),
+                Progress.beginning(each, positions, times),
+                database,
+            )
+            for each in ranges
+        ]
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
@@ -735,17 +740,8 @@ class TopologyTestDriver:
         """Give the next record of each partition to its tasks; partitions in the order
         in which they were written.
         """
+        self._release()
         at_hand = self._at_hand
-        for source in [
-            source
-            for source, at in at_hand.items()
-            if self._silences.over(source, at, self._tasks[source])
-        ]:
-            del at_hand[source]
-            self._hold(source, False)
-            if source in self._more:
-                self._more.remove(source)
-                self._unread.add(source.topic)
         if not self._unread:
             return
         unread = self._unread
@@ -766,6 +762,16 @@ class TopologyTestDriver:
             topics = [record.topic for record in self._forwarded[self._fetched :]]
             at_hand |= as_written(found, topics)
         self._fetched = len(self._forwarded)
+
+    def _release(self) -> None:
+        """Let partitions whose record is processed read on."""
+        for source, at in [*self._at_hand.items()]:
+            if self._silences.over(source, at, self._tasks[source]):
+                del self._at_hand[source]
+                self._hold(source, False)
+                if source in self._more:
+                    self._more.remove(source)
+                    self._unread.add(source.topic)
 
     def _hold(self, source: TopicPartition, held: bool) -> None:
         self._reader.hold(source, held)

@@ -70,9 +70,7 @@ def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
         ]
         vanishing = [_bounds(rng)] if rng.random() < 0.2 else []
         for start, end in vanishing:
-            for key in [
-                key for key in rows if start <= key and (end is None or key < end)
-            ]:
+            for key in _within(rows, start, end):
                 del rows[key]
         for key, value in zip(keys, values, strict=True):
             rows.pop(key, None)
@@ -82,6 +80,11 @@ def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
     engine.write(changes)
 
 
+def _within(rows: Rows, start: bytes, end: bytes | None) -> list[bytes]:
+    """Return the keys from start to end, in their order."""
+    return sorted(key for key in rows if start <= key and (end is None or key < end))
+
+
 def _check_reads(
     engine: Engine, family: str, rows: Rows, rng: Random, when: str
 ) -> None:
@@ -89,11 +92,7 @@ def _check_reads(
     for key in {*rows, _key(rng), b"", b"no such key"}:
         _same(f'getter("{family}")({key!r}) {when}', get(key), rows.get(key))
     for start, end in (b"", None), _bounds(rng), _bounds(rng):
-        within = sorted(
-            (key, value)
-            for key, value in rows.items()
-            if start <= key and (end is None or key < end)
-        )
+        within = [(key, rows[key]) for key in _within(rows, start, end)]
         _same(
             f'scan("{family}", {start!r}, {end!r}) {when}',
             list(engine.scan(family, start, end)),

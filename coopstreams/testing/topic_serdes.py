@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.testing.driver_views import OutputRecord
-from coopstreams.testing.ordered import Forwarded
+from coopstreams.testing.write_order import Forwarded
 from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
@@ -61,19 +61,25 @@ def written_with(
         TopologyError: the topology does not write it, or writes it with several serdes
         and none is given.
     """
-    named = [node for node in topology.nodes if isinstance(node, Sink)]
-    dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]
-    if not dynamic:
-        one_of(
-            topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic"
-        )
-    sinks: list[Sink] | list[DynamicSink] = [
-        sink for sink in named if sink.topic == topic
-    ]
-    sinks = sinks or ([] if topic in dead_letters else dynamic)
+    sinks = _sinks(topology, topic, dead_letters)
     keys = [key] if key else [sink.key for sink in sinks]
     values = [value] if value else [sink.value for sink in sinks]
     return _the_one("key", topic, keys), _the_one("value", topic, values)
+
+
+def _sinks(
+    topology: Structure, topic: str, dead_letters: Sequence[str]
+) -> Sequence[Sink | DynamicSink]:
+    """Return the sinks that name a topic, else those with a topic extractor."""
+    named = [node for node in topology.nodes if isinstance(node, Sink)]
+    dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]
+    if not dynamic:
+        known = [sink.topic for sink in named]
+        one_of(topic, [*known, *dead_letters], "writes no topic")
+    sinks = [sink for sink in named if sink.topic == topic]
+    if sinks or topic in dead_letters:
+        return sinks
+    return dynamic
 
 
 def decoded(

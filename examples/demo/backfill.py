@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.instance.coop_streams import CoopStreams

@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 from coopstreams import Topology
 from coopstreams.common.acl_errors import Acl
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.dev.secured import Secured
+from coopstreams.dev.broker_security import Secured
 from tests.command_line import app
 from tests.conftest import Kafka
 from tests.docs.pages import ROOT, code_words, table_headed

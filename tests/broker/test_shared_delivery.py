@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.status import done_lines
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.query.client import QueryClient
 from tests.broker.processes import Workers
 from tests.broker.reading import counts_of, read_topic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coopstreams.commands.backfill import not_written
-from coopstreams.commands.terminal.resuming import resuming
+from coopstreams.commands.terminal.resume_command import resume_command
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
@@ -39,7 +39,7 @@ def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secre
     """Without the brokers of its own command line it would end with the error that none
     are named.
     """
-    again = resuming("backfill", "app.py", "run-1", None, None, None, None)
+    again = resume_command("backfill", "app.py", "run-1", None, None, None, None)
     assert again == "coopstreams backfill app.py --resume run-1"
     given = (
         "app.py",
@@ -50,7 +50,7 @@ def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secre
         ["sasl.password=secret"],
     )
     assert (
-        resuming("rebuild --from source", *given)
+        resume_command("rebuild --from source", *given)
         == "coopstreams rebuild --from source app.py --resume run-1 --bootstrap-servers kafka:9092 --config my.toml "
         "--work 'a folder' --set sasl.password=…"
     )

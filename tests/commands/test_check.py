@@ -12,8 +12,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import WRONG, exit_status
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.topology.errors import (
     ConfigError,
     CoopStreamsError,

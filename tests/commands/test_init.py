@@ -24,7 +24,7 @@ from coopstreams.commands.command_settings import cluster
 from coopstreams.commands.init import project_of
 from coopstreams.commands.processes.restarts import STOPPED, WRONG
 from coopstreams.common.config import Config
-from coopstreams.common.given import settings_of
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.query.openapi import description
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.topology.errors import ConfigError, UnknownTopicError

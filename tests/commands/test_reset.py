@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from coopstreams import CoopStreams, StreamsState
 from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.commands.command_settings import cluster
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.reset import check_begins_at
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
 from coopstreams.testing.memory_sink import MemorySink

@@ -12,8 +12,8 @@ import socket
 
 import pytest
 
+from coopstreams.commands.cli import run_command
 from coopstreams.commands.command_settings import configure_logging, refusals
-from coopstreams.commands.ending import run_command
 from coopstreams.commands.http_access import say_waiting
 from coopstreams.query.problems import moving
 from coopstreams.topology.errors import ConfigError

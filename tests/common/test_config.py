@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.common.config import SETTINGS, Config, http_values
-from coopstreams.common.given import settings_of
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.topology.errors import ConfigError
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from examples.demo import scenes as demo

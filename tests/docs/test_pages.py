@@ -21,7 +21,7 @@ import pytest
 import typer.main
 
 from coopstreams.common.config import Config
-from coopstreams.common.given import settings_of
+from coopstreams.common.setting_sources import settings_of
 from coopstreams.query.openapi import description
 from coopstreams.query.parameters import RequestLimits
 from tests.command_line import app

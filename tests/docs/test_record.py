@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import SETTING, native_tables
 from coopstreams.state.database import Database

@@ -33,7 +33,7 @@ from coopstreams.commit.record import (
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.spark.source_planning import stands
+from coopstreams.spark.source_plan import stands
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange

@@ -25,7 +25,7 @@ from coopstreams.spark import (
     publish,
     rebuild,
 )
-from coopstreams.spark.preparing import begin, load_plan, make_plan
+from coopstreams.spark.preparation import begin, load_plan, make_plan
 from coopstreams.state import snapshot
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, TopologyError

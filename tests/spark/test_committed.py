@@ -23,11 +23,11 @@ from coopstreams import (
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned
+from coopstreams.spark.changelog_repair import Differences, differences
+from coopstreams.spark.committed_records import Cut, Now, Rebuild, Stands, aligned
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.repairing import Differences, differences
 from coopstreams.spark.rounds import forwarded
-from coopstreams.spark.source_planning import check_whole, stages_of
+from coopstreams.spark.source_plan import check_whole, stages_of
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import (
     ConfigError,

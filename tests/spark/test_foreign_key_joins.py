@@ -28,10 +28,10 @@ from coopstreams import (
 from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Backfilled, Options, backfill
+from coopstreams.spark.execution import carry_out
 from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.publishing import publish
-from coopstreams.spark.running import carry_out
+from coopstreams.spark.publication import publish
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError, TopologyError
 from coopstreams.topology.keys import partition_of

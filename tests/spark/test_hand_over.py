@@ -37,8 +37,8 @@ from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.history.history import KafkaHistory, TableHistory
-from coopstreams.spark.preparing import make_plan
-from coopstreams.spark.publishing import publish
+from coopstreams.spark.preparation import make_plan
+from coopstreams.spark.publication import publish
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, QueryError
 from tests.broker import law, test_law

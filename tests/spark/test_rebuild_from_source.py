@@ -19,14 +19,14 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.admin.rebuild import RebuildScope
+from coopstreams.admin.rebuild import RebuildScope, SourceOptions
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.spark import Options, backfill
+from coopstreams.spark.changelog_repair import Differences
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.repairing import Differences
-from coopstreams.spark.source_planning import begin_rebuild
+from coopstreams.spark.source_plan import begin_rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
@@ -164,10 +164,7 @@ def plan_of(
         counting.topology,
         config,
         wanted or RebuildScope(),
-        ranges=1,
-        dry_run=dry_run,
-        incomplete=incomplete,
-        work=str(folder / "work"),
+        SourceOptions(1, dry_run, incomplete, str(folder / "work")),
     )
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, Topology, serdes
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Stage
-from coopstreams.spark.publishing import publish
+from coopstreams.spark.publication import publish
 from tests.broker.reading import latest, read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka

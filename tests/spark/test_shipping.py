@@ -20,12 +20,11 @@ import pytest
 from pyspark import cloudpickle
 
 from coopstreams import StreamsBuilder, Topology, serdes
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.config import Config
 from coopstreams.spark.history.arrow_rows import BEGIN, ROUTED
 from coopstreams.spark.spark_task import TaskWork
-from coopstreams.spark.workers.modules import sources_of
-from coopstreams.spark.workers.shipping import plain_function, ship, unship
+from coopstreams.spark.workers.shipping import plain_function, ship, sources_of, unship
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError

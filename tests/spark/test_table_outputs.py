@@ -15,9 +15,9 @@ from pyspark.sql import Row, SparkSession
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.spark import Backfilled, Options, backfill, table_outputs
+from coopstreams.spark.execution import carry_out
 from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.running import carry_out
 from coopstreams.state.storage import Storage
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from coopstreams import Record, StreamsBuilder, Topology, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.testing.direct import DirectSource
-from coopstreams.testing.ordered import Forwarded
+from coopstreams.testing.direct_source import DirectSource
+from coopstreams.testing.write_order import Forwarded
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, TopologyError
 from tests.conformance.run import CONFIG, Case, read_cases, translated

@@ -117,14 +117,22 @@ class Restarts:
                 status,
                 f"{told}; it has not run yet, and cannot before this is mended, so all are stopped",
             )
-        row = self._back_off.in_a_row
         spared = status == WRONG and not ran and others and self._most > 0
-        if row > self._most and not spared:
-            times = f"; it has ended {row} times in a row" if row > 1 else ""
-            return Over(
-                128 - status if status < 0 else status or FAILED,
-                f"{told}{times}; all are stopped (--max-restarts {self._most})",
-            )
+        if self._back_off.in_a_row > self._most and not spared:
+            return self._too_often(status, told)
+        return self._again(rest_s, told, spared=spared)
+
+    def _too_often(self, status: int, told: str) -> Over:
+        """Return the end of the run with the status of a shell: 128 and the signal."""
+        row = self._back_off.in_a_row
+        times = f"; it has ended {row} times in a row" if row > 1 else ""
+        return Over(
+            128 - status if status < 0 else status or FAILED,
+            f"{told}{times}; all are stopped (--max-restarts {self._most})",
+        )
+
+    def _again(self, rest_s: float, told: str, *, spared: bool) -> Again:
+        row = self._back_off.in_a_row
         again = f"starting it again in {rest_s:g} s" if rest_s else "starting it again"
         bound = "the others go on" if spared else f"more than {self._most} stop all"
         counted = f" ({row} ends in a row; {bound})" if row > 1 else ""

@@ -94,6 +94,16 @@ class _Partition:
     def tasks(self) -> list[Mapping[str, Any]]:
         return [one.task for one in self.ranges]
 
+    @property
+    def rate(self) -> float:
+        """Records per second of all ranges."""
+        return sum(task.get("rate") or 0.0 for task in self.tasks)
+
+    @property
+    def most_lag(self) -> int:
+        """The lag of the range that is furthest behind."""
+        return max((task.get("lag") or 0 for task in self.tasks), default=0)
+
 
 def range_bars(
     instances: Iterable[tuple[Text, Sequence[Mapping[str, Any]]]],
@@ -116,19 +126,13 @@ def range_bars(
         own = [part for part in partitions if part.subtopology == subtopology]
         most = max(one.density for part in own for one in part.ranges)
         if len(own) > MOST_PARTITIONS:
-            own.sort(
-                key=lambda part: (
-                    -max((task.get("lag") or 0 for task in part.tasks), default=0),
-                    part.number,
-                )
-            )
+            own.sort(key=lambda part: (-part.most_lag, part.number))
         for part in own[:MOST_PARTITIONS]:
             bar = _bar(part.ranges, most, gap, ascii_only=ascii_only)
-            rate = sum(task.get("rate") or 0.0 for task in part.tasks)
             table.add_row(
                 f"{part.subtopology}_{part.number}",
                 bar,
-                f"{number_of(rate)}/s",
+                f"{number_of(part.rate)}/s",
                 _lag(part.tasks),
             )
         if len(own) > MOST_PARTITIONS:

@@ -95,47 +95,57 @@ def cut_of(
         ConfigError: a cut outside the topic.
         OffsetOutOfRangeError: a cut below the first offset that the topic still has.
     """
-    given = history.continues_at if isinstance(history, TableHistory) else history.until
-    if isinstance(given, Mapping) and (
-        unknown := [number for number in given if number not in range(partitions)]
-    ):
-        raise ConfigError(
-            f'the history of "{topic}" says where partition {unknown[0]!r} goes on: there are 0 to {partitions - 1}'
-        )
+    _check_partitions(topic, history, partitions)
     places = [TopicPartition(topic, number) for number in range(partitions)]
     starts = {place: cluster.start_offset(place) for place in places}
-    ends = cluster.stable_offsets(places)
-    if isinstance(history, TableHistory):
-        wanted = {
-            place: history.continues_at.get(place.partition, starts[place])
-            for place in places
-        }
-        ends = {
-            place: _reached(cluster, place, offset) for place, offset in wanted.items()
-        }
-    elif isinstance(history.until, datetime):
-        # As of the command: the zone of the driver's machine would decide otherwise.
-        until = (
-            history.until
-            if history.until.tzinfo is not None
-            else history.until.replace(tzinfo=UTC)
-        )
-        until_ms = first_ms(until)
-        ends = {
-            place: min(cluster.offset_at(place, until_ms), end)
-            for place, end in ends.items()
-        }
-    elif history.until is not None:
-        ends = {
-            place: _reached(cluster, place, history.until.get(place.partition))
-            for place in places
-        }
+    ends = _ends(cluster, history, starts)
     for place, end in ends.items():
         if end < starts[place]:
             raise OffsetOutOfRangeError(
                 f"{place}: the cut {end} lies below the first record that is left, {starts[place]}"
             )
     return {place.partition: (starts[place], end) for place, end in ends.items()}
+
+
+def _check_partitions(topic: str, history: History, partitions: int) -> None:
+    """Check that the offsets of a history are of partitions that exist."""
+    given = history.continues_at if isinstance(history, TableHistory) else history.until
+    if not isinstance(given, Mapping):
+        return
+    if unknown := [number for number in given if number not in range(partitions)]:
+        raise ConfigError(
+            f'the history of "{topic}" says where partition {unknown[0]!r} goes on: there are 0 to {partitions - 1}'
+        )
+
+
+def _ends(
+    cluster: KafkaLog, history: History, starts: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Return the offset of each partition at which a live application goes on."""
+    if isinstance(history, TableHistory):
+        return {
+            place: _reached(
+                cluster, place, history.continues_at.get(place.partition, start)
+            )
+            for place, start in starts.items()
+        }
+    until = history.until
+    if isinstance(until, Mapping):
+        return {
+            place: _reached(cluster, place, until.get(place.partition))
+            for place in starts
+        }
+    ends = cluster.stable_offsets([*starts])
+    if until is None:
+        return ends
+    if until.tzinfo is None:
+        # As of the command: the zone of the driver's machine would decide otherwise.
+        until = until.replace(tzinfo=UTC)
+    until_ms = first_ms(until)
+    return {
+        place: min(cluster.offset_at(place, until_ms), end)
+        for place, end in ends.items()
+    }
 
 
 def first_ms(time: datetime) -> int:

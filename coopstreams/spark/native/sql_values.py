@@ -95,11 +95,7 @@ def with_tokens(
     """
     if not names:
         return records, {}
-    plain = {
-        name: Part(name, "str", optional=False, required=False, default=None)
-        for name in names
-    }
-    fields = plain if parts is None else dict(parts)
+    fields = _plain(names) if parts is None else dict(parts)
     found = [name for name, part in fields.items() if name in names or part.required]
     pattern = _pattern(fields, names, found, typed=parts is not None)
     # Columns of their own, or Spark would match the text for each place where the
@@ -128,6 +124,14 @@ def with_tokens(
     }
     columns = {column: F.coalesce(each, F.lit("")) for column, each in token.items()}
     return cut.withColumns(columns), dict(zip(names, map(F.col, columns), strict=True))
+
+
+def _plain(names: Sequence[str]) -> dict[str, Part]:
+    """Return fields of untyped values: any of them may be missing."""
+    return {
+        name: Part(name, "str", optional=False, required=False, default=None)
+        for name in names
+    }
 
 
 def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:

@@ -176,10 +176,8 @@ def translated(
 def _other(node: Node, nodes: dict[str, Node]) -> str | None:
     """Return why a node that is no aggregation cannot be translated; None if it can."""
     match node:
-        case Source(idle_ms=int()):
-            return "advances time where its topic is silent"
-        case Source(timestamp=function):
-            return None if function is None else "takes timestamps by a Python function"
+        case Source():
+            return _source(node)
         case MapValues(table=False, with_key=False, mapper=field()):
             return _step(node, nodes)
         case MapValues():
@@ -194,16 +192,32 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
             )
         case ToStream():
             return None
-        case Sink(partitioner=function) if function is not None:
-            return "chooses partitions by a Python function"
-        case Sink(internal=False):
-            return (
-                None
-                if _passes(node, nodes)
-                else "writes rows with other serdes than their store's"
-            )
+        case Sink():
+            return _sink(node, nodes)
         case _:
-            return f"is a {type(node).__name__}, which has no translation"
+            return _unknown(node)
+
+
+def _unknown(node: object) -> str:
+    return f"is a {type(node).__name__}, which has no translation"
+
+
+def _source(node: Source) -> str | None:
+    if node.idle_ms is not None:
+        return "advances time where its topic is silent"
+    if node.timestamp is not None:
+        return "takes timestamps by a Python function"
+    return None
+
+
+def _sink(node: Sink, nodes: dict[str, Node]) -> str | None:
+    if node.partitioner is not None:
+        return "chooses partitions by a Python function"
+    if node.internal:
+        return _unknown(node)
+    if not _passes(node, nodes):
+        return "writes rows with other serdes than their store's"
+    return None
 
 
 def _step(node: Node, nodes: dict[str, Node]) -> str | None:
@@ -267,26 +281,14 @@ def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
 def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
     store = node.store
     fold = known_kind(node)
-    windows = node.windows
     if fold is None:
         return "calls a Python function; reduce(operator.add), reduce(min), reduce(max) and count() could be read"
     way = _way(nodes[node.parents[0]], nodes)
     if way is None:
         return "stands behind another step"
     source, where, part = way
-    more = {
-        "is told once a window closes": node.emit_on_close,
-        "is cogrouped": node.cogrouped,
-        "says what a row was before": node.sends_old,
-        "keeps the past of its rows": store.history_ms is not None,
-        "has rows that expire": store.ttl_ms is not None,
-        "has windows that follow the records, or are of your own": windows is not None
-        and not isinstance(windows, TimeWindows),
-        "writes keys with another serde than they are read with": store.key
-        != source.key,
-    }
-    if any(more.values()):
-        return next(why for why, holds in more.items() if holds)
+    if more := _more(node, source):
+        return more
     parts = None if where is None and part is None else parts_of(source.value)
     values = _values(source, where, part, fold, parts)
     if values is None:
@@ -294,9 +296,8 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
             f'folds values of {source.value}; int64, float64, JSON, or field("...") of plain JSON or of a plain type '
             "have numbers that SQL can read"
         )
-    if strange := _strange(
-        fields_of(where) + (() if part is None else (part.name,)), parts
-    ):
+    name = None if part is None else part.name
+    if strange := _strange(_fields(where, name), parts):
         return strange
     number = _number(
         store.value,
@@ -308,23 +309,47 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
             f"keeps values as {store.value}; int64 or plain JSON have one form for an integer, float64 or plain JSON "
             "for a float whose type is known"
         )
-    sizes = (
-        (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms)
-        if isinstance(windows, TimeWindows)
-        else (0, 0, 0)
-    )
     return Aggregation(
         node.name,
         store.name,
         fold,
         values,
-        None if part is None else part.name,
+        name,
         node.drops_null_values,
         number,
         parts,
         where,
-        *sizes,
+        *_sizes_ms(node.windows),
     )
+
+
+def _more(node: Aggregate, source: Source) -> str | None:
+    """Return what an aggregation does besides folding; None: nothing."""
+    windows = node.windows
+    more = {
+        "is told once a window closes": node.emit_on_close,
+        "is cogrouped": node.cogrouped,
+        "says what a row was before": node.sends_old,
+        "keeps the past of its rows": node.store.history_ms is not None,
+        "has rows that expire": node.store.ttl_ms is not None,
+        "has windows that follow the records, or are of your own": windows is not None
+        and not isinstance(windows, TimeWindows),
+        "writes keys with another serde than they are read with": node.store.key
+        != source.key,
+    }
+    return next((why for why, holds in more.items() if holds), None)
+
+
+def _fields(where: Condition | None, name: str | None) -> tuple[str, ...]:
+    """Return the fields that a condition and a fold read."""
+    return fields_of(where) if name is None else (*fields_of(where), name)
+
+
+def _sizes_ms(windows: object) -> tuple[int, int, int]:
+    """Return size, advance, and size with grace; zeros without windows."""
+    if not isinstance(windows, TimeWindows):
+        return 0, 0, 0
+    return windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms
 
 
 def _way(

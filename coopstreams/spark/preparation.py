@@ -1,7 +1,7 @@
 """Makes the plan of a run and stores it: resolves topics, takes the cut, checks topics,
 and creates internal ones.
 
-`plan.py` decides without I/O; `running.py` carries out the stored plan. `resume` loads
+`plan.py` decides without I/O; `execution.py` carries out the stored plan. `resume` loads
 it and decides nothing again.
 
 Invariant: until the plan is stored, nothing is created except internal topics, which
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,7 +35,7 @@ from coopstreams.spark.history.history import (
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
-from coopstreams.spark.unchanged import ids_of
+from coopstreams.spark.topic_ids import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
@@ -198,18 +198,7 @@ def make_plan(
         has run before.
         SnapshotError: `snapshots` is not a usable storage.
     """
-    if options.outputs == "topic" and not options.seed:
-        raise ConfigError(
-            "a trial writes nothing to Kafka: outputs must be none or table"
-        )
-    if options.table is not None and options.outputs != "table":
-        raise ConfigError(
-            f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"'
-        )
-    if options.snapshots is not None:
-        Storage(
-            options.snapshots
-        )  # fails now if its driver is missing, instead of in the tasks
+    _check_outputs(options)
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         counts = cluster.partitions()
         topology = as_it_runs(built, counts, config)
@@ -220,26 +209,20 @@ def make_plan(
         check_unused(cluster, config, topology, resolved.partitions)
         if create:
             create_missing(cluster, facts)
-        cut, globally = (
-            {
-                topic: cut_of(cluster, topic, history, resolved.partitions[topic])
-                for topic, history in each.items()
-            }
-            for each in (chosen, known)
-        )
+        cut = _cuts(cluster, chosen, resolved.partitions)
+        globally = _cuts(cluster, known, resolved.partitions)
         ids = ids_of(cluster, topology)
     tables = tuple(
         topic for topic, history in chosen.items() if isinstance(history, TableHistory)
     )
-    for topic in (
-        () if options.outputs == "topic" else _fed_by_itself(topology, cut, tables)
-    ):
-        log.warning(
-            'the program writes to "%s" and reads it, which has no records: what reads it gets no history, because '
-            "outputs are %s. With --outputs topic, the live application reads what the run has written.",
-            topic,
-            options.outputs,
-        )
+    if options.outputs != "topic":
+        for topic in _fed_by_itself(topology, cut, tables):
+            log.warning(
+                'the program writes to "%s" and reads it, which has no records: what reads it gets no history, because '
+                "outputs are %s. With --outputs topic, the live application reads what the run has written.",
+                topic,
+                options.outputs,
+            )
     for pattern in unmatched(topology):
         log.warning(
             'no topic matches "%s" yet: those that are made from now on are the live application\'s, from their '
@@ -271,6 +254,31 @@ def make_plan(
         connector=options.connector,
         ids=ids,
     )
+
+
+def _check_outputs(options: Options) -> None:
+    """Check that outputs, table and storage fit each other and can be used."""
+    if options.outputs == "topic" and not options.seed:
+        raise ConfigError(
+            "a trial writes nothing to Kafka: outputs must be none or table"
+        )
+    if options.table is not None and options.outputs != "table":
+        raise ConfigError(
+            f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"'
+        )
+    if options.snapshots is not None:
+        # Fails now if its driver is missing, instead of in the tasks.
+        Storage(options.snapshots)
+
+
+def _cuts(
+    cluster: KafkaLog, histories: Mapping[str, History], partitions: Mapping[str, int]
+) -> dict[str, dict[int, tuple[int, int]]]:
+    """Return the offsets [start, end) that a run reads of each topic."""
+    return {
+        topic: cut_of(cluster, topic, history, partitions[topic])
+        for topic, history in histories.items()
+    }
 
 
 def _fed_by_itself(
@@ -357,14 +365,7 @@ def check_unused(
             f"{others[-1]}). To begin anew, "
             "`coopstreams reset` the application, or give the program another id."
         )
-    for topic in topology.internal_topics:
-        for number in range(known.get(topic.name, 0)):
-            place = TopicPartition(topic.name, number)
-            if cluster.end_offset(place) > cluster.start_offset(place):
-                raise ConfigError(
-                    f"{place} has records: the application has run, or a backfill has. Give the program another "
-                    "application id; or, if a backfill was all it had, `coopstreams reset` it."
-                )
+    _check_empty(cluster, topology, known)
     places = [
         TopicPartition(topic, number)
         for topic, count in partitions.items()
@@ -373,27 +374,50 @@ def check_unused(
     with GroupAdmin(config.client, config["application.id"]) as group:
         members_text = group.describe().members_text
         committed = group.committed(places)
+    _check_uncommitted(cluster, config, places, committed)
+    # One that has just started, or has no tasks, has committed nothing.
+    if members_text:
+        raise ConfigError(
+            f'"{topology.application_id}" runs, it has {members_text}: stop all instances'
+        )
+
+
+def _check_empty(
+    cluster: KafkaLog, topology: Topology, known: Mapping[str, int]
+) -> None:
+    """Check that the internal topics have no records."""
+    for topic in topology.internal_topics:
+        for number in range(known.get(topic.name, 0)):
+            place = TopicPartition(topic.name, number)
+            if cluster.end_offset(place) > cluster.start_offset(place):
+                raise ConfigError(
+                    f"{place} has records: the application has run, or a backfill has. Give the program another "
+                    "application id; or, if a backfill was all it had, `coopstreams reset` it."
+                )
+
+
+def _check_uncommitted(
+    cluster: KafkaLog,
+    config: Config,
+    places: Sequence[TopicPartition],
+    committed: Mapping[TopicPartition, tuple[int, str] | None],
+) -> None:
+    """Check that neither the group nor its key ranges have committed anything."""
     for place, found in committed.items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise ConfigError(
                 f"the group has committed offset {found[0]} of {place}: the application has run, or was reset. Give "
                 "the program another application id: the individual commits under this one stay valid"
             )
-    with individual_commits(
-        cluster, config["application.id"]
-    ) as commits:  # they outlive the offsets of a group
-        if commits is not None and (
-            shared := [place for place in places if commits.live(place)]
-        ):
-            raise ConfigError(
-                f"key ranges of the group have committed in {shared[0]}: the application has run, or was reset. Give "
-                "the program another application id: these commits stay valid"
-            )
-    if (
-        members_text
-    ):  # one that has just started, or has no tasks, has committed nothing
+    # Individual commits outlive the offsets of a group.
+    with individual_commits(cluster, config["application.id"]) as commits:
+        shared = [
+            place for place in places if commits is not None and commits.live(place)
+        ]
+    if shared:
         raise ConfigError(
-            f'"{topology.application_id}" runs, it has {members_text}: stop all instances'
+            f"key ranges of the group have committed in {shared[0]}: the application has run, or was reset. Give "
+            "the program another application id: these commits stay valid"
         )
 
 

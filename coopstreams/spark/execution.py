@@ -1,7 +1,7 @@
 """Runs a topology over history in Spark, with the program and the tasks of a live
 application, which can follow on.
 
-    plan      the cut, and the stages up to it (`preparing.py`)
+    plan      the cut, and the stages up to it (`preparation.py`)
     stages    one sub-topology after the other: history -> rows of tasks -> tasks -> forwarded records, and results
     publish   snapshot and group offsets, once all stages are done: a live application continues at the cut
 
@@ -31,6 +31,7 @@ from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
+from coopstreams.spark.changelog_repair import Repair
 from coopstreams.spark.history.arrow_rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.history.history import (
     FRAMES,
@@ -46,13 +47,18 @@ from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
-from coopstreams.spark.repairing import Repair
+from coopstreams.spark.preparation import (
+    Options,
+    as_planned,
+    begin,
+    load_plan,
+    oldest_ms,
+)
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.spark_task import TaskResult, TaskWork
 from coopstreams.spark.table_outputs import absolute, keep_rows, rows_of, stage_name
-from coopstreams.spark.unchanged import check_resumable
+from coopstreams.spark.topic_ids import check_resumable
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.spark.workers.stage_progress import ProgressWatcher, TaskProgress
 from coopstreams.state.storage import Storage

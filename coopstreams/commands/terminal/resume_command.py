@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 
-def resuming(
+def resume_command(
     command: str,
     target: str,
     run: str,

@@ -20,11 +20,11 @@ from coopstreams import StreamsBuilder, serdes
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.spark import Options, preparing
+from coopstreams.spark import Options, preparation
+from coopstreams.spark.execution import Backfilled, taken_up
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.preparing import begin, make_plan
-from coopstreams.spark.publishing import publish
-from coopstreams.spark.running import Backfilled, taken_up
+from coopstreams.spark.preparation import begin, make_plan
+from coopstreams.spark.publication import publish
 from coopstreams.topology.errors import (
     ConfigError,
     GroupError,
@@ -118,7 +118,7 @@ def test_a_run_is_given_up_if_an_instance_starts_while_it_begins(
             )
             return plan
 
-        monkeypatch.setattr(preparing, "make_plan", slow)
+        monkeypatch.setattr(preparation, "make_plan", slow)
         with pytest.raises(
             ConfigError,
             match=r"is given up, something else has begun .* the application has run",
@@ -136,12 +136,12 @@ def test_of_two_runs_that_begin_at_once_no_two_go_on(
 
     def slow(*arguments: Any) -> Plan:
         """Make a plan; before it is stored and announced, another one is."""
-        monkeypatch.setattr(preparing, "make_plan", make_plan)
+        monkeypatch.setattr(preparation, "make_plan", make_plan)
         plan = make_plan(*arguments)
         others.append(begun(counting, tmp_path / "elsewhere"))
         return plan
 
-    monkeypatch.setattr(preparing, "make_plan", slow)
+    monkeypatch.setattr(preparation, "make_plan", slow)
     with pytest.raises(ConfigError) as refused:
         begun(counting, tmp_path / "work")
     assert f"run {others[0].run} " in str(refused.value)

@@ -29,8 +29,8 @@ from coopstreams.admin.rebuild import finish
 from coopstreams.common.config import Config
 from coopstreams.opening.restores import Restores
 from coopstreams.spark.changelog_rows import Expiry, record_of, visible
-from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.committed_positions import check_stopped
+from coopstreams.spark.committed_records import Rebuild
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
 from coopstreams.spark.plan import Stage
 from coopstreams.state import layout

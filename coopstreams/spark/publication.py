@@ -26,12 +26,12 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.spark import plan as planning
+from coopstreams.spark.execution import Backfilled
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.preparing import BACKFILLED, as_planned
-from coopstreams.spark.running import Backfilled
+from coopstreams.spark.preparation import BACKFILLED, as_planned
 from coopstreams.spark.spark_task import TaskResult
-from coopstreams.spark.unchanged import check_topics
+from coopstreams.spark.topic_ids import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition

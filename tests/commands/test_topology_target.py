@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import FAILED, WRONG, exit_status
+from coopstreams.commands.topology_target import load_topology
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
 
 PROGRAM = """
@@ -61,7 +61,7 @@ def test_an_error_in_the_program_is_shown_with_its_own_lines_alone(
     ]
     assert "KeyError: 'limit'" in said
     assert said[-1] == "RuntimeError: no limit"
-    assert "loading.py" in caplog.text, "--verbose shows all lines"
+    assert "topology_target.py" in caplog.text, "--verbose shows all lines"
 
 
 def test_a_module_is_there_even_if_it_imports_one_that_is_not(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.admin.describing import (
+from coopstreams.admin.group_description import (
     GroupReport,
     MemberReport,
     OwnedRange,

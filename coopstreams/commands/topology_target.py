@@ -37,8 +37,28 @@ def load_topology(target: str) -> Topology:
             traceback.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    module = _loaded(path)
+    if name:
+        if not hasattr(module, name):
+            raise ConfigError(
+                f"{path} has no variable `{name}`; topologies there: {_names(module, _KINDS)}"
+            )
+        return _as_topology(getattr(module, name), f"{name} in {path}")
+    if hasattr(module, "topology"):
+        return _as_topology(module.topology, f"topology in {path}")
+    found = [value for value in vars(module).values() if isinstance(value, Topology)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{path} has no variable `topology` (topologies found: {_names(module, Topology)}): say which one, as "
+            f"{path}:NAME"
+        )
+    return found[0]
+
+
+def _loaded(path: str) -> ModuleType:
+    """Return the module of a Python file, or of a dotted name."""
     try:
-        module = _file(Path(path)) if path.endswith(".py") else _module(path)
+        return _file(Path(path)) if path.endswith(".py") else _module(path)
     except CoopStreamsError:
         raise
     except Exception as error:
@@ -47,33 +67,12 @@ def load_topology(target: str) -> Topology:
         raise (CoopStreamsError if passes else ConfigError)(
             f"{path} cannot be loaded.\n{own_lines(error)}"
         ) from error
-    if name:
-        if not hasattr(module, name):
-            known = (
-                ", ".join(
-                    sorted(
-                        key
-                        for key, value in vars(module).items()
-                        if isinstance(value, _KINDS)
-                    )
-                )
-                or "none"
-            )
-            raise ConfigError(
-                f"{path} has no variable `{name}`; topologies there: {known}"
-            )
-        return _as_topology(getattr(module, name), f"{name} in {path}")
-    if hasattr(module, "topology"):
-        return _as_topology(module.topology, f"topology in {path}")
-    found = {
-        key: value for key, value in vars(module).items() if isinstance(value, Topology)
-    }
-    if len(found) != 1:
-        names = ", ".join(sorted(found)) or "none"
-        raise ConfigError(
-            f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME"
-        )
-    return next(iter(found.values()))
+
+
+def _names(module: ModuleType, kinds: type | tuple[type, ...]) -> str:
+    """Return the names of a module's variables of these types, for a message."""
+    found = [name for name, value in vars(module).items() if isinstance(value, kinds)]
+    return ", ".join(sorted(found)) or "none"
 
 
 @contextmanager

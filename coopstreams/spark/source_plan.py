@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
+from coopstreams.admin.rebuild import RebuildScope, SourceOptions, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -23,14 +23,14 @@ from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import check_topics, create_missing
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Rebuild, Stands, aligned
+from coopstreams.spark.changelog_repair import changelog_of
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
+from coopstreams.spark.committed_records import Rebuild, Stands, aligned
 from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.repairing import changelog_of
 from coopstreams.spark.table_outputs import absolute
-from coopstreams.spark.unchanged import ids_of
+from coopstreams.spark.topic_ids import ids_of
 from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
@@ -41,7 +41,7 @@ from coopstreams.topology.errors import (
     OffsetOutOfRangeError,
     TopologyError,
 )
-from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.nodes import Source, SubTopology
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.topology import Topology
@@ -58,11 +58,7 @@ def begin_rebuild(
     built: Topology,
     config: Config,
     wanted: RebuildScope,
-    *,
-    ranges: int | None,
-    dry_run: bool,
-    incomplete: bool,
-    work: str,
+    options: SourceOptions,
 ) -> Plan:
     """Return the plan of a new run, stored in its folder.
 
@@ -74,40 +70,32 @@ def begin_rebuild(
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
-    for node in (node for part in built.subtopologies for node in part.nodes):
-        if isinstance(node, Source) and (reset := reset_of(node, config)) != EARLIEST:
-            raise ConfigError(
-                f'"{node.name}" began where its reset says, {reset}: at places in its topics which are unknown now. '
-                "Rebuild its state from the changelogs instead of the source."
-            )
+    _check_begun_at_earliest(built, config)
     check_stopped(config)
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         counts = cluster.partitions()
         topology = as_it_runs(built, counts, config)
         planning.check(topology)
         # A dry run makes nothing, so it may tell of a run that makes them anew.
-        had = () if dry_run else _kept_as_they_are(cluster, topology, config, wanted)
+        had = (
+            ()
+            if options.dry_run
+            else _kept_as_they_are(cluster, topology, config, wanted)
+        )
         facts = check_topics(cluster, topology, config, counts, had)
         resolved = facts.topics
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
-        stages = stages_of(topology, resolved.partitions, rebuild, ranges)
+        stages = stages_of(topology, resolved.partitions, rebuild, options.ranges)
         for warning in planning.called_late(
             stages, "leave out --ranges, and stop the application when it has no lag"
         ):
             log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
-        if not any(
-            end > start for bounds in cut.values() for start, end in bounds.values()
-        ):
-            raise ConfigError(
-                f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
-                "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
-                "records are gone: rebuild from the changelogs."
-            )
-        if not incomplete:
+        _check_any(config, cut)
+        if not options.incomplete:
             check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
-        if not dry_run:
+        if not options.dry_run:
             create_missing(cluster, facts)
         tables = {
             table.topic: resolved.partitions[table.topic]
@@ -122,9 +110,9 @@ def begin_rebuild(
             cut={topic: cut.get(topic, {}) for topic in planning.sources(topology)},
             stages=stages,
             partitions=dict(resolved.partitions),
-            seed=not dry_run,
+            seed=not options.dry_run,
             snapshots=None
-            if dry_run or config["snapshots.dir"] is None
+            if options.dry_run or config["snapshots.dir"] is None
             else absolute(config["snapshots.dir"]),
             global_tables={
                 topic: cut_of(cluster, topic, KafkaHistory(), count)
@@ -133,10 +121,34 @@ def begin_rebuild(
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
-    Storage(work).write(f"{plan.run}/plan.json", plan.to_json())
+    Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
     return plan
+
+
+def _check_begun_at_earliest(built: Topology, config: Config) -> None:
+    for part in built.subtopologies:
+        for node in part.nodes:
+            reset = reset_of(node, config) if isinstance(node, Source) else EARLIEST
+            if reset != EARLIEST:
+                raise ConfigError(
+                    f'"{node.name}" began where its reset says, {reset}: at places in its topics which are unknown now. '
+                    "Rebuild its state from the changelogs instead of the source."
+                )
+
+
+def _check_any(
+    config: Config, cut: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> None:
+    """Check that there is a record to read."""
+    spans = (span for bounds in cut.values() for span in bounds.values())
+    if not any(end > start for start, end in spans):
+        raise ConfigError(
+            f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
+            "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
+            "records are gone: rebuild from the changelogs."
+        )
 
 
 def stages_of(
@@ -163,56 +175,66 @@ def stages_of(
     for stage in planning.stages(topology, partitions, ranges):
         if stage.subtopology not in needed:
             continue
-        if stage.rounds > 1:
-            raise TopologyError(
-                f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
-                "its key ranges have asked and were answered is in no topic any more. Rebuild its stores from the "
-                "changelogs."
-            )
         part = topology.subtopologies[stage.subtopology]
-        for node in part.nodes:
-            if isinstance(node, Source) and node.internal and node.idle_ms is not None:
-                raise TopologyError(
-                    f'sub-topology {stage.subtopology} reads "{node.topics[0]}" with idle_advance=: where its time '
-                    "advanced in silence is in no source, and what was told then would be told again. Rebuild its "
-                    "stores from the changelogs."
-                )
+        _check_order_known(stage, part)
         if part.stores:
-            stands = [
+            sources = planning.sources(topology)
+            stood = [
                 segments
                 for topic in stage.topics
                 for segments in rebuild.committed[topic].values()
-                if topic in planning.sources(topology)
+                if topic in sources
             ]
-            count = aligned(stage.ranges, stands)
-            if count is None or not (part.divisible or count == 1):
-                raise ConfigError(
-                    f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
-                    "divided there. Let the application run until it has no lag, then stop it and try again."
-                )
-            stage = replace(stage, ranges=count)
+            stage = replace(stage, ranges=_ranges(stage, part, stood))
         stage = replace(stage, first=first)
         if not needed[stage.subtopology]:
-            key_ranges = KeyRange.split(stage.ranges)
-            tasks = [
-                TaskId(
-                    stage.subtopology,
-                    number // stage.ranges,
-                    key_ranges[number % stage.ranges],
-                )
-                for number in range(stage.tasks)
-            ]
-            stage = replace(
-                stage,
-                only=tuple(
-                    number
-                    for number, task in enumerate(tasks)
-                    if rebuild.covered(task) is not None
-                ),
-            )
+            stage = replace(stage, only=_covered(stage, rebuild))
         result.append(stage)
         first += stage.tasks
     return tuple(result)
+
+
+def _check_order_known(stage: Stage, part: SubTopology) -> None:
+    """Check that what a sub-topology has processed, and when, follows from its sources."""
+    if stage.rounds > 1:
+        raise TopologyError(
+            f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
+            "its key ranges have asked and were answered is in no topic any more. Rebuild its stores from the "
+            "changelogs."
+        )
+    for node in part.nodes:
+        if isinstance(node, Source) and node.internal and node.idle_ms is not None:
+            raise TopologyError(
+                f'sub-topology {stage.subtopology} reads "{node.topics[0]}" with idle_advance=: where its time '
+                "advanced in silence is in no source, and what was told then would be told again. Rebuild its "
+                "stores from the changelogs."
+            )
+
+
+def _ranges(
+    stage: Stage, part: SubTopology, stood: Sequence[tuple[Segment, ...]]
+) -> int:
+    """Return the number of key ranges of which each stands at one position."""
+    count = aligned(stage.ranges, stood)
+    if count is None or not (part.divisible or count == 1):
+        raise ConfigError(
+            f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
+            "divided there. Let the application run until it has no lag, then stop it and try again."
+        )
+    return count
+
+
+def _covered(stage: Stage, rebuild: Rebuild) -> tuple[int, ...]:
+    """Return the tasks with something to rebuild."""
+    key_ranges = KeyRange.split(stage.ranges)
+    tasks = [
+        TaskId(stage.subtopology, partition, key_range)
+        for partition in range(stage.partitions)
+        for key_range in key_ranges
+    ]
+    return tuple(
+        number for number, task in enumerate(tasks) if rebuild.covered(task) is not None
+    )
 
 
 def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> Stands:
