@@ -47,6 +47,7 @@ from coopstreams.tasks.task_figures import (
     RestoreStatus,
     SourceStatus,
     TaskStatus,
+    TimeStatus,
     drops,
     hot_groups,
 )
@@ -273,6 +274,8 @@ class Node:
         self.failures: tuple[FailureStatus, ...] = ()
         self.hot: tuple[tuple[int, float], ...] = ()
         """The hot key groups of each of its tasks."""
+        self.time: TimeStatus | None = None
+        """The time of each of its tasks."""
         self.names: GlobalRows | None = GlobalRows(GLOBAL)
         """The global table; None while it is still being read."""
         self._databases: dict[int, Database] = {}
@@ -384,6 +387,7 @@ class Node:
                 dead_letters=1,
                 behind_ms=700,
                 hot=hot_groups(self.hot),
+                time=self.time,
             )
             for task, opening in list(self.openings.items())
         )

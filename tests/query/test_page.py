@@ -18,6 +18,7 @@ import pytest
 from coopstreams.query.access import Access
 from coopstreams.status.model import InstanceStatus
 from coopstreams.tasks.tally import FailureStatus
+from coopstreams.tasks.task_figures import AwaitedTime, TimeStatus
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.query.chromium import Page, chromium
@@ -304,6 +305,21 @@ def test_hot_key_groups_are_listed_and_marked_in_their_bars(page: Page) -> None:
         cluster["a"].hot = ()
         page.shows(
             "!document.querySelector('.hot') && !document.querySelector('#hot table')"
+        )
+
+
+def test_a_chosen_task_says_whose_time_its_windows_wait_for(page: Page) -> None:
+    with Cluster(1, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        awaited = AwaitedTime(0, 3, "0..127", None, "b", 12.0)
+        cluster["a"].time = TimeStatus(1_700_000_000_000, awaited)
+        page.open(cluster["a"].url + "/")
+        page.shows("document.querySelectorAll('.range').length === 4")
+        page.run("document.querySelector('.range').click()")
+        page.shows("document.querySelector('#chosen').innerText.includes('clock')")
+        said = page.text("#chosen").split("\n")
+        assert said[said.index("clock") + 1] == (
+            "2023-11-14T22:13:20.000Z; for 12 s no later time of 0_3, key groups 0..127, of b"
         )
 
 

@@ -4,6 +4,7 @@ import { attribute, h, keyed, text } from "./dom.js";
 import { duration, rate, short, whole } from "./format.js";
 
 const ROOMY = 16;
+const LAST_DATE = 8.64e15;
 
 export class Ranges {
   #root;
@@ -132,6 +133,7 @@ export class Ranges {
         ["processed", whole(task.processed)],
         ["lag", `${task.shared && task.lag ? "≤" : ""}${whole(task.lag)}`],
         ["stream time behind", duration(task.behind_ms)],
+        ...(task.time ? [[task.time.held_back ? "held back at" : "clock", timeOf(task.time)]] : []),
         ["sources", task.sources.map(source).join("; ")],
         ["dead letters", whole(task.dead_letters)],
         ...(task.hot.length ? [["hot key groups", task.hot.map((one) => `${one.key_group} (${Math.round(100 * one.share)} %)`).join(", ")]] : []),
@@ -142,6 +144,14 @@ export class Ranges {
 }
 
 const density = ({ task, start, end }) => (task.rate ?? 0) / (end - start);
+
+// The clock of a task, and who is waited for.
+function timeOf({ time, waits_for: waits }) {
+  const at = time === null ? "not known" : Math.abs(time) > LAST_DATE ? `${time} ms` : new Date(time).toISOString();
+  if (!waits) return at;
+  const whom = `${waits.subtopology}_${waits.partition}, key groups ${waits.key_groups}, of ${waits.owner ?? "no instance"}`;
+  return `${at}; for ${duration(1000 * waits.since_s)} no later time of ${whom}`;
+}
 
 // How much of a task's state has come.
 function progress(task) {
