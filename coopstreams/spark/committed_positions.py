@@ -15,6 +15,7 @@ from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.clocks import clock_marks_in
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
@@ -91,7 +92,7 @@ def committed(
 def unread(
     cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int
 ) -> int:
-    """Return the number of uncommitted records below an end.
+    """Return the number of uncommitted records below an end, without time marks.
 
     Raises:
         LogError: a transaction is open below the end.
@@ -111,13 +112,18 @@ def unread(
                 )
             for batch in batches:
                 at = batch.next_offset
-                for offset, hash_ in zip(
-                    batch.columns.offsets,
-                    key_hashes(batch.columns.keys, batch.columns.offsets),
-                    strict=True,
+                columns = batch.columns
+                marks = {index for index, _ in clock_marks_in(columns)}
+                hashes = key_hashes(columns.keys, columns.offsets)
+                for i, (offset, hash_) in enumerate(
+                    zip(columns.offsets, hashes, strict=True)
                 ):
-                    count += offset < end and not any(
-                        hash_ in segment.key_range and segment.has_done(offset)
-                        for segment in segments
+                    count += (
+                        offset < end
+                        and i not in marks
+                        and not any(
+                            hash_ in segment.key_range and segment.has_done(offset)
+                            for segment in segments
+                        )
                     )
     return count

@@ -54,6 +54,7 @@ from coopstreams.spark.preparation import (
     load_plan,
     oldest_ms,
 )
+from coopstreams.spark.reached_times import Clocks
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.spark_task import TaskResult, TaskWork
@@ -270,6 +271,7 @@ class _Run:
         self._on_progress = on_progress
         self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self._reached_ms = NO_STREAM_TIME
+        self._clocks = Clocks(topology, plan)
         self.folder = f"{absolute(work)}/{plan.run}"
         self._place = Storage(self.folder)
 
@@ -281,7 +283,7 @@ class _Run:
     ) -> list[TaskResult]:
         """Run the tasks of a stage, unless they have run; return their results."""
         if (name := rows_of(self._place, stage)) is not None:
-            return self._reached(self._results(spark, stage, name))
+            return self._reached(stage, self._results(spark, stage, name))
         if on_stage is not None:
             on_stage(stage)
         name = f"{stage_name(stage)}-{uuid4().hex[:8]}"
@@ -296,12 +298,13 @@ class _Run:
             )
         found = self._results(spark, stage, name)
         keep_rows(self._place, stage, name)
-        return self._reached(found)
+        return self._reached(stage, found)
 
-    def _reached(self, results: list[TaskResult]) -> list[TaskResult]:
-        """Note the latest stream time of these tasks, for later stages; return their
+    def _reached(self, stage: Stage, results: list[TaskResult]) -> list[TaskResult]:
+        """Note the times that these tasks have reached, for later stages; return their
         results.
         """
+        self._clocks.ended(stage, results)
         times = [time for each in results for time in each.stream_times.values()]
         self._reached_ms = max([self._reached_ms, *times])
         return results
@@ -358,6 +361,7 @@ class _Run:
             global_tables=self._plan.global_tables,
             reports=reports,
             round=stage.round,
+            clocks=self._clocks.of(stage),
         )
 
     def _folded(

@@ -26,6 +26,7 @@ from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.patterns import unmatched
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 
 Outputs = Literal["none", "topic", "table"]
@@ -286,13 +287,14 @@ def stages(
     and is no stage.
     """
     result = list[Stage]()
+    timed = timed_topics(topology.subtopologies)
     first = 0
     for round_ in rounds_of(topology):
         part = round_.part
         count = max((partitions[topic] for topic in part.topics), default=0)
         if not count:
             continue
-        why = _why_python(round_, outputs) if native else ""
+        why = _why_python(round_, outputs, timed) if native else ""
         called = part.divisible and foresees(part)
         stage = Stage(
             part.id,
@@ -313,10 +315,14 @@ def stages(
     return tuple(result)
 
 
-def _why_python(round_: Round, outputs: Outputs) -> str | None:
+def _why_python(round_: Round, outputs: Outputs, timed: Collection[str]) -> str | None:
     """Return why Spark SQL cannot fold a round; None: it can."""
     if round_.rounds > 1:
         return "it runs in rounds"
+    # SQL takes the newest record's time for that of all.
+    clocked = next((topic for topic in round_.part.topics if topic in timed), None)
+    if clocked is not None:
+        return f'it follows the clock of "{clocked}"'
     found = translated(round_.part, outputs)
     return found if isinstance(found, str) else None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -30,12 +30,11 @@ from coopstreams.spark.execution import Backfilled
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparation import BACKFILLED, as_planned
-from coopstreams.spark.spark_task import TaskResult
+from coopstreams.spark.reached_times import operator_times
 from coopstreams.spark.topic_ids import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.errors import ConfigError, GroupError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, marks_topic
@@ -130,23 +129,6 @@ def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
         for result in done.results
         for topic, at in result.stream_times.items()
     }
-
-
-def operator_times(
-    results: Iterable[TaskResult],
-) -> dict[tuple[str, int], OperatorTimes]:
-    """Return the operator times of each source partition.
-
-    The tasks of a partition may have reached different ones, where a processor has
-    chosen timestamps: the latest count, which a task with the whole partition would
-    have reached.
-    """
-    found: dict[tuple[str, int], OperatorTimes] = {}
-    for result in results:
-        for topic, times in result.operator_times.items():
-            place = topic, result.partition
-            found[place] = latest(found.get(place, ()), times)
-    return found
 
 
 def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manifest:

@@ -95,7 +95,7 @@ class _RoutedPartition:
         self._numbered = routing.numbered
         self._source = program.subtopology.topics.index(topic)
         self._first_task = partition.partition * routing.ranges
-        self._is_placed = topic in round_.placed
+        self._is_placed = topic in round_.placed or program.clocked
         self._stream_time = NO_STREAM_TIME
         self._next_offset = 0
         committed = routing.committed
@@ -105,7 +105,8 @@ class _RoutedPartition:
         )
         key_ranges = [each.key_range for each in self._cut.segment_ranges]
         operator_times = None
-        if program.idle_ms or len(key_ranges) > 1:
+        told = program.told_times or len(key_ranges) > 1
+        if told and not program.clocked:  # the task has the clock
             operator_times = program.operator_times_of(topic, may_drop=routing.may_drop)
         self._routes = Routes(
             key_ranges,
@@ -124,7 +125,8 @@ class _RoutedPartition:
                 f"a Spark partition holds records of {self._partition} and of {at}: it must have one topic partition"
             )
         offsets = self._offsets(rows)
-        # Placed records have their time in the offset column.
+        # Placed records have their time in the offset column; those of timed topics
+        # their birth.
         places = None
         if self._is_placed:
             times = rows.column("offset").to_pylist()

@@ -44,6 +44,7 @@ from coopstreams.topology.errors import (
 from coopstreams.topology.graph.nodes import Source, SubTopology
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import REBUILD
@@ -170,6 +171,7 @@ def stages_of(
         divided.
     """
     needed = planning.leading_to(topology, rebuild.stores)
+    timed = timed_topics(topology.subtopologies)
     first = 0
     result = list[Stage]()
     for stage in planning.stages(topology, partitions, ranges):
@@ -183,7 +185,8 @@ def stages_of(
                 segments
                 for topic in stage.topics
                 for segments in rebuild.committed[topic].values()
-                if topic in sources
+                # Behind a timed topic they have clocks of their own.
+                if topic in sources or topic in timed
             ]
             stage = replace(stage, ranges=_ranges(stage, part, stood))
         stage = replace(stage, first=first)

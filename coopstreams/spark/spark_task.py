@@ -170,6 +170,8 @@ class TaskWork:
     """The folder for the tasks' progress reports; None: no reports."""
     round: int = 1
     """The number of the round within the sub-topology."""
+    clocks: tuple[int, ...] | None = None
+    """By task, the clock at the end of its timed topic; None: it reads none."""
 
     @property
     def writes(self) -> bool:
@@ -251,6 +253,14 @@ class TaskAttempt:
             self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables
         )
         self._read = Counter[str]()
+        self._clock = NO_STREAM_TIME if work.clocks is None else work.clocks[number]
+        self._clocked = program.clocked
+        self._operators = (
+            len(program.compiled(False, True).operator_times[self._topics[0].topic])
+            if program.clocked
+            else 0
+        )
+        """How many operators follow the clock."""
         self._dropped = Counter[str]()
         self._stream_times = dict[str, int]()
         self._times = dict[str, int]()
@@ -366,6 +376,8 @@ class TaskAttempt:
         columns = columns_of(rows, offsets)
         operator_times = rows.column("operator_times")
         columns.stream_times = rows.column("stream_time").to_pylist()
+        if self._clocked:
+            columns.births = times
         sources: list[int] = rows.column("source").to_pylist()
         timestamps: Sequence[int | None] = columns.timestamps
         markers = [
@@ -388,9 +400,7 @@ class TaskAttempt:
             )
             part = columns.slice(start, end)
             received = self._run if told_at is None else self._told
-            self._task.add(received(source, part, told))
-            while self._task.step(single=self._single) or self._task.wait_for_calls():
-                pass
+            self._process(received(source, part, told))
             if told_at is None:
                 self._reporter.took(number, end - start, offsets[end - 1] + 1)
         yield from self._forward()
@@ -404,6 +414,8 @@ class TaskAttempt:
                 round would call it at other times.
             GroupError: the application has begun beside the run.
         """
+        if self._clocked:
+            self._tell_clock()
         self._write_state()
         if (
             not self._counts
@@ -427,6 +439,28 @@ class TaskAttempt:
         nothing = [pa.nulls(1, field.type) for field in list(RESULTS)[2:-1]]
         yield batch(RESULTS, [[self._number], [None], *nothing, [result]])
         self._reporter.end()
+
+    def _process(self, received: RecordBatch) -> None:
+        self._task.add(received)
+        while self._task.step(single=self._single) or self._task.wait_for_calls():
+            pass
+
+    def _tell_clock(self) -> None:
+        """Tell the clock at the end, also where no record came: a live task goes on
+        there, and tells none of what was due until then again.
+        """
+        (source,) = self._topics
+        self._process(
+            RecordBatch(
+                source,
+                0,
+                NO_RECORDS,
+                self._task.queues.received(source),
+                self._stream_times.get(source.topic, NO_STREAM_TIME),
+                at_end=True,
+                operator_times=[self._clock] * self._operators,
+            )
+        )
 
     def _relieve(self) -> Iterator[pa.RecordBatch]:
         """Write the state to the database if the buffers are full."""
@@ -452,6 +486,10 @@ class TaskAttempt:
         columns.operator_times = [
             operator_times[number::width] for number in range(width)
         ]
+        if columns.births is not None:
+            # All that was born before has come.
+            clock = [min(birth, self._clock) for birth in columns.births]
+            columns.operator_times = [clock] * self._operators
         self._read[source.topic] += len(columns)
         return RecordBatch(
             source,
@@ -503,12 +541,14 @@ class TaskAttempt:
 
     def _rows(self, output: Output) -> pa.RecordBatch:
         """Return records as rows, each with its place in a total order over all tasks:
-        time, then task, then number.
+        time, then task, then number. The time of a record in a timed topic is its birth.
         """
         count = len(output)
         first = self._task.tally.written[output.topic]
         times = (
-            output.times if isinstance(output, PlacedOutput) else self._reached(output)
+            output.times
+            if isinstance(output, PlacedOutput)
+            else list(output.births) or self._reached(output)
         )
         numbers = range(first, first + count)
         return batch(

@@ -33,7 +33,7 @@ from coopstreams import (
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.arrow_rows import HISTORY, ROUTED, batch, headers_column
-from coopstreams.spark.publication import operator_times
+from coopstreams.spark.reached_times import operator_times
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.spark_task import TaskResult, TaskWork
 from coopstreams.testing import TopologyTestDriver
