@@ -43,6 +43,8 @@ HELD_WAIT_S = 0.01
 """How often to check whether a held partition may be released: a fast thread processes
 the waiting records in 15 ms.
 """
+PROMISE_EVERY_S = 1.0
+"""How often a task is told at most to promise what it was told before."""
 MOST_WAITING = 4 * FETCH_RECORDS
 """Most small records before a thread or source. Above it their partitions are held,
 until half of it is left.
@@ -65,6 +67,7 @@ class _Route:
     """
     promised: dict[str, int] = field(default_factory=dict)
     """The times that the task was told to promise, by timed topic."""
+    promised_at: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -104,7 +107,8 @@ class _Partition:
         """
         if batch.operator_times != self.operator_times:
             self.operator_times = batch.operator_times
-            self.silent_since = None
+            # The end may come with the last records, and is not told again.
+            self.silent_since = now if batch.at_end else None
         elif batch.at_end and self.silent_since is None:
             self.silent_since = now
 
@@ -471,19 +475,25 @@ class Dispatcher:
         times = self._source_times
         if times is None:
             return
-        silent_before = self._host.now() - times.idle_s
+        now = self._host.now()
+        silent_before = now - times.idle_s
         for source, partition, route in self._timed():
             if partition.at is None or not all(
                 self._is_silent(each, silent_before) for each in route.task.sources
             ):
                 continue
+            # Again, although it was told: it promises nothing before its records are
+            # done.
+            again = now - route.promised_at >= max(times.idle_s, PROMISE_EVERY_S)
             new = {
                 topic: time
                 for topic, time in times.promised(route.task.id).items()
-                if time > route.promised.get(topic, NO_STREAM_TIME)
+                if time > NO_STREAM_TIME
+                and (again or time > route.promised.get(topic, NO_STREAM_TIME))
             }
             if new:
                 route.promised |= new
+                route.promised_at = now
                 route.thread.promise(route.task, source, partition.at.offset, new)
 
     def _is_silent(self, source: TopicPartition, since: float) -> bool:

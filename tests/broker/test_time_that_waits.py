@@ -4,14 +4,31 @@ name; after the restart time goes on, and nothing was late.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coopstreams import (
+    CoopStreams,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.query.client import QueryClient
 from tests.broker.processes import Workers
-from tests.broker.test_time_behind_topics import backlog, expected, told, write
+from tests.broker.test_time_behind_topics import (
+    BEGIN_MS,
+    HOUR_MS,
+    backlog,
+    expected,
+    told,
+    write,
+)
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -112,3 +129,38 @@ def test_a_process_that_is_down_is_named_and_makes_nothing_late(
         ),
     )
     eventually(lambda: not waits(status(group, stays)), 30, group.logs)
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+def test_a_partition_that_is_silent_before_its_records_are_done_promises_after_them(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """Otherwise its last windows never closed."""
+    source = kafka.topic("payments", 2, **{"retention.ms": "-1"})
+    out = kafka.topic("out", 1, **{"retention.ms": "-1"})
+    write(
+        kafka,
+        source,
+        [
+            [(f"k{i}", "slow", BEGIN_MS + i) for i in range(40)],
+            [("k", "fast", BEGIN_MS + 2 * HOUR_MS)],
+        ],
+    )
+
+    def in_time(value: str) -> str:
+        if value == "slow":
+            time.sleep(0.1)
+        return value
+
+    builder = StreamsBuilder(kafka.unique("hours"))
+    payments = builder.stream(source, key=serdes.text, value=serdes.text)
+    done = payments.map_values(in_time, value=serdes.text)
+    by_value = done.group_by(lambda _, value: value, key=serdes.text)
+    windows = TimeWindows(hours=1, grace=timedelta(0))
+    counts = by_value.windowed_by(windows).count(store="hours")
+    counts.suppress(until_window_closes()).to_stream().to(out)
+    config = kafka.config(tmp_path, repartition_idle_ms=1000)
+    with CoopStreams(builder.build(), config) as app:
+        want = {("slow", BEGIN_MS): 40}
+        eventually(lambda: told(kafka, out) == want, 20, lambda: str(app.status()))
