@@ -110,8 +110,8 @@ class _Read:
 class Dispatcher:
     """Moves records from a reader to the tasks of an instance, on the control thread.
 
-    Any thread may ask it where it is (`behind`, `asking_for`, `asking_s`, `silent_s`,
-    `all_read`), and `wake` it: the answers are as of its last fetch.
+    `behind`, `asking_for`, `asking_s`, `silent_s` and `all_read` are thread-safe: they
+    read one value, which each fetch replaces. `wake` is, too.
     """
 
     def __init__(
