@@ -255,6 +255,8 @@ def test_a_failed_commit_that_succeeds_while_it_is_read_is_no_error() -> None:
     class Torn(Asking):
         """Its trouble is over when it has been read once."""
 
+        _told: tuple[str, float] | None = None
+
         @property
         def trouble(self) -> tuple[str, float] | None:
             told, self._told = self._told, None
