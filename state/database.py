@@ -46,8 +46,8 @@ _NONE: Mapping[str, Engine] = MappingProxyType({})
 
 
 class Database:
-    """Stores over an engine. Any thread. `apart`: by store, the engines of stores that
-    are not in `engine`.
+    """Stores over an engine. Thread-safe: the lock of each engine's stores. `apart`: by
+    store, the engines of stores that are not in `engine`.
 
     A store that was written with another shape (kind, segment length, the topic of its
     checkpoints) starts empty, and its changelog restores it.
@@ -245,7 +245,7 @@ PIECE = 1024
 
 
 class EngineStores:
-    """Stores in an engine. Any thread.
+    """Stores in an engine. Thread-safe: a lock.
 
     A store that was written with another shape (kind, segment length, the topic of its
     checkpoints) starts empty, and its changelog restores it.

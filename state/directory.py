@@ -61,8 +61,8 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Any thread. `store_type`: the default
-    of stores that name none.
+    """The state of one instance on this machine. Thread-safe: two locks. `store_type`:
+    the default of stores that name none.
 
     Raises:
         StateLockedError: another process has the folder; names the process and the
@@ -342,7 +342,7 @@ class StateDirectory:
 
 class Databases:
     """The databases of an instance, one for each (sub-topology, partition), shared by
-    sibling tasks. Any thread.
+    sibling tasks. Thread-safe, as the directory is.
 
     A database is opened by the first task that enters it and closed by the last that
     leaves it.

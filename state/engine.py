@@ -47,7 +47,7 @@ class Change:
 
 
 class Engine(Protocol):
-    """Families of ordered bytes. Any thread; `create`, `drop`, `write` and `close` are
+    """Families of ordered bytes. Thread-safe; `create`, `drop`, `write` and `close` are
     never called at the same time.
 
     Raises:

@@ -42,7 +42,8 @@ def nobody(_: int) -> None:
 
 
 class Storage:
-    """A folder or bucket. Any thread; another process makes its own from the `url`.
+    """A folder or bucket. Thread-safe: it never changes; another process makes its own from
+    the `url`.
 
     Raises:
         SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or

@@ -22,8 +22,8 @@ def start_daemon(job: Job, name: str) -> None:
 
 
 class WorkerPool:
-    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread.
-    Jobs must not raise.
+    """Runs jobs on up to `most` threads, which live while there are jobs. Jobs must
+    not raise. Thread-safe: a lock.
 
     Owners take turns, one job each: a big store does not delay small ones.
     """

@@ -24,6 +24,8 @@ one; `wait`: not now.
 class Breaker:
     """A circuit breaker. No clock of its own: `now` in seconds of any clock that does
     not go back.
+
+    Belongs to the event loop; `why` is thread-safe: it reads each field once.
     """
 
     def __init__(self, how: CircuitBreaker) -> None:
@@ -65,7 +67,7 @@ class Breaker:
         return None if until is None or self._probing else max(0.0, until - now)
 
     def why(self, now: float) -> str:
-        """Return why attempts wait, in words; empty: they do not. Any thread."""
+        """Return why attempts wait, in words; empty: they do not."""
         if self._open_until is None:
             return ""
         left_s = self.wait_s(now)

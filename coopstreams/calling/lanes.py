@@ -2,7 +2,7 @@
 functions on threads or in processes.
 
     lane = Lane(node.calling, ended)    # of one node in one task
-    lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
+    lane.begin(calls)                   # returns at once; `ended(some of them)` follows, on another thread
     lane.drain()                        # the task is being closed: calls under way end, the others are forgotten
     lane.cancel()                       # it was closed: nothing follows any more
 
@@ -110,7 +110,11 @@ class _Attempt(Generic[AnyCall]):
 
 
 class Lane(Generic[AnyCall]):
-    """The calls of one node in one task."""
+    """The calls of one node in one task.
+
+    Thread-safe: calls are handed to the event loop; a property copies the attempts under
+    way in one step, and reads each of their fields once.
+    """
 
     _lost = 0
     """The threads of all cancelled lanes that have not returned. Of the class; on the
@@ -168,17 +172,13 @@ class Lane(Generic[AnyCall]):
         """Set for a moment whenever an attempt has ended, if there is a breaker."""
         self._draining = self._cancelled = False
         self.drained = False
-        """Whether every call under way at `drain` has ended and was reported. Any
-        thread.
-        """
+        """Whether every call under way at `drain` has ended and was reported."""
         self._over: list[AnyCall] = []
         """The calls that have ended and are not yet reported."""
 
     @property
     def pauses(self) -> str:
-        """Why no call is begun, in words; empty: they are, or there is none. Any
-        thread.
-        """
+        """Why no call is begun, in words; empty: they are, or there is none."""
         return (
             ""
             if self._breaker is None or not self._running
@@ -187,26 +187,20 @@ class Lane(Generic[AnyCall]):
 
     @property
     def under_way(self) -> int:
-        """How many calls have a place among `max_in_flight`, batches counted as one.
-        Any thread.
-        """
+        """How many calls have a place among `max_in_flight`, batches counted as one."""
         return len(self._running)
 
     @property
     def begun(self) -> int:
-        """The same, each call of a batch counted. Any thread."""
+        """The same, each call of a batch counted."""
         return sum(len(attempt.calls) for attempt in list(self._running.values()))
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out.
-        Any thread.
-        """
+        """Whether a call is under way that ends, or is made again, within its time-out."""
         now = self._loop.time()
-        return any(
-            attempt.until is not None and now < attempt.until
-            for attempt in list(self._running.values())
-        )
+        deadlines = [attempt.until for attempt in list(self._running.values())]
+        return any(until is not None and now < until for until in deadlines)
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, except those that must wait for an earlier one of their
@@ -578,8 +572,8 @@ class Lane(Generic[AnyCall]):
 
 
 class CallThreads:
-    """Makes each call at once, on a thread that waits for one or on a new one. Any
-    thread. Calls must not raise.
+    """Makes each call at once, on a thread that waits for one or on a new one.
+    Thread-safe: a lock. Calls must not raise.
 
     A thread is kept for a moment behind its call, because to start one costs more than
     most calls. It is a daemon: a call that waits does not keep the process from ending.

@@ -49,8 +49,8 @@ class Writer(NamedTuple):
 
 
 class Ahead:
-    """The records of the group's partition above the committed tail. One thread, but
-    `writers`.
+    """The records of the group's partition above the committed tail. One thread;
+    `writers` is thread-safe.
     """
 
     def __init__(self, log: Log, group: str, partition: TopicPartition) -> None:
@@ -104,10 +104,11 @@ class Ahead:
     @property
     def writers(self) -> list[Writer]:
         """The writers of the records above the tail in the order of their records, each
-        once. Any thread.
+        once.
 
         The first one has the open transaction: the tail is where that begins.
         """
+        # `copy` is one step, in which the thread that looks cannot change the deque.
         return list(dict.fromkeys(writer for _, writer in self._writers.copy()))
 
     def _take(self, key: bytes | None, value: bytes | None, offset: int) -> None:

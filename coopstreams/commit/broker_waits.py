@@ -28,8 +28,8 @@ class Wait(NamedTuple):
 
 
 class Asking:
-    """The waits of one committer. Its thread writes; any thread reads. Units: seconds,
-    and times of `Host.now`.
+    """The waits of one committer, whose thread writes. Reads are thread-safe: `waiting`
+    and `trouble` are replaced as a whole. Units: seconds, and times of `Host.now`.
     """
 
     def __init__(self, timeout_s: float, host: Host) -> None:

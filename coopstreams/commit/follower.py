@@ -74,7 +74,7 @@ class Follower:
     """The individual commits of one group, as far as this process has read them.
 
     `poll`, `barrier`, `look_ahead`, `look_no_more` and `close` belong to the opener
-    thread; any thread may call everything else.
+    thread. Everything else is thread-safe: a lock, or one value that is replaced.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Follower:
 
     @property
     def known(self) -> int:
-        """How many records of the group were read. Any thread."""
+        """How many records of the group were read."""
         return self._view.taken
 
     @property
@@ -215,19 +215,19 @@ class Follower:
         return self._tail > before
 
     def wake(self) -> None:
-        """End the wait of a `poll` that runs. Any thread."""
+        """End the wait of a `poll` that runs."""
         self._reader.wake()
 
     @property
     def unreadable(self) -> list[Unreadable]:
-        """The records of this group that cannot be read, in log order. Any thread."""
+        """The records of this group that cannot be read, in log order."""
         with self._lock:
             return sorted(self._unreadable.values(), key=lambda record: record.offset)
 
     @property
     def trouble(self) -> str:
         """Why no barrier passes although everything was read, with the cure; empty: no
-        such reason. Any thread.
+        such reason.
         """
         records = self.unreadable
         if not records:
@@ -301,7 +301,7 @@ class Follower:
 
     def held_back(self, barrier: int) -> str:
         """Return why a barrier is not passed, and the cure, as far as `look_ahead` has
-        seen it. Any thread.
+        seen it.
         """
         known = f"offset {barrier} of {self.partition}, known up to {self._tail}"
         writers = self._ahead.writers

@@ -148,7 +148,9 @@ def made_anew(group: str, partition: TopicPartition, offset: int | None) -> Conf
 
 
 class Positions:
-    """Resolves the positions of one instance's tasks. Belongs to one thread."""
+    """Resolves the positions of one instance's tasks. Belongs to one thread; `waits_for`
+    is thread-safe: what it reads is replaced as a whole.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -185,12 +187,14 @@ class Positions:
         self._purged = purged
         self.unstable: dict[TopicPartition, float] = {}
         """The plain offsets that tasks wait for because of an open transaction; since
-        when (`Host.now`). Any thread.
+        when (`Host.now`).
         """
         self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
         """The plain offsets that tasks fetch again: the last time, and whether
         individual commits were known then.
         """
+        self._choosing: tuple[tuple[TaskId, TopicPartition], ...] = ()
+        """Those of them for which another task chooses where the partition begins."""
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -216,6 +220,9 @@ class Positions:
             if one.plain.keys() >= set(self.sources(one.id))
             and not self._asks_again(one)
         ]
+        self._choosing = tuple(
+            at for at, (_, known) in self._awaited.items() if not known
+        )
         resets: dict[TopicPartition, Position] = {}
         self._look_up_resets(ready, resets)
         topics = {source.topic for one in ready for source in self.sources(one.id)}
@@ -374,15 +381,11 @@ class Positions:
 
     def waits_for(self, task: TaskId) -> str:
         """Return, in words, why the positions of a task behind its barrier are not
-        known yet. Any thread.
+        known yet.
         """
-        unstable = dict(self.unstable)
+        unstable = self.unstable
         now = self._host.now()
-        if first := [
-            str(source)
-            for (id_, source), (_, known) in list(self._awaited.items())
-            if id_ == task and not known
-        ]:
+        if first := [str(source) for id_, source in self._choosing if id_ == task]:
             return f"the task with the first key range to choose where {', '.join(first)} begins"
         kept = [
             f"{source} for {now - unstable[source]:.0f} s"

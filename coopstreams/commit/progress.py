@@ -177,6 +177,9 @@ class _SourcePosition:
 class Progress:
     """The progress of one task on each of its source partitions. Belongs to its stream
     thread; no I/O.
+
+    `stream_time`, `stable` and `mirrors` are thread-safe: `staged` and `durable` of a
+    source are frozen, and replaced as a whole.
     """
 
     def __init__(
@@ -509,13 +512,13 @@ class Progress:
 
     def stream_time(self, partition: TopicPartition) -> int:
         """Return the stream time of the latest commit, staged or durable: the database
-        is not newer. Any thread.
+        is not newer.
         """
         return max(segment.stream_time for segment in self.staged_segments(partition))
 
     def stable(self, partition: TopicPartition) -> int | None:
         """Return the stable offset as this task last committed it; None unless it owns
-        hash 0. Any thread.
+        hash 0.
         """
         plain = self.plain_offset(partition)
         return None if plain is None or self.key_range.start else plain.offset
@@ -523,7 +526,7 @@ class Progress:
     @property
     def mirrors(self) -> bool:
         """Whether this task writes the stable offset for its siblings: it owns hash 0,
-        but not all. Any thread.
+        but not all.
         """
         return not self.key_range.start and not self.key_range.is_whole
 

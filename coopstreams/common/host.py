@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Inbox(Protocol[T]):
-    """A queue with one reading thread. Any thread may put."""
+    """A queue with one reading thread. `put` is thread-safe."""
 
     def put(self, item: T) -> None:
         """Add an item."""
@@ -226,14 +226,14 @@ class System:
 
 
 class _EventLoop:
-    """An event loop that starts when it is needed."""
+    """An event loop that starts when it is needed. Thread-safe: a lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. Any thread."""
+        """Return the loop."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

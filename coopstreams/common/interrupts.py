@@ -60,7 +60,7 @@ def drain_by(drain: Callable[[], bool]) -> None:
 
 
 def end(why: str) -> None:
-    """Drain, or end at once if there is nothing to drain. Any thread."""
+    """Drain, or end at once if there is nothing to drain. Thread-safe."""
     if _drains and _drains[-1]():
         log.info("%s: draining", why)
         return

@@ -166,7 +166,7 @@ def msk_iam(servers: str) -> Fetch:
 
 class Tokens:
     """The current token from one source, renewed by a thread of its own from the first
-    question until `close`. Any thread.
+    question until `close`. Thread-safe: a lock, and one reference that is replaced.
     """
 
     def __init__(self, fetch: Fetch) -> None:

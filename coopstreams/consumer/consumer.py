@@ -179,7 +179,7 @@ class CooperativeConsumer:
             return self._free.consume(num_messages, timeout_s)
 
     def done(self, record: ConsumerRecord) -> None:
-        """Mark a record as processed, for the next commit. Any thread; does not block."""
+        """Mark a record as processed, for the next commit. Thread-safe; does not block."""
         session = self._running
         if session is not None:
             session.finished.append((record.share, record.offset))

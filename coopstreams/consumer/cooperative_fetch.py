@@ -58,8 +58,9 @@ here.
 
 
 class Acquired:
-    """The records of one batch: waiting, handed out, finished. Any thread may finish
-    one. No I/O.
+    """The records of one batch: waiting, handed out, finished. No I/O.
+
+    Thread-safe: a lock; `empty` and `idle` are for the thread that hands out.
     """
 
     def __init__(self) -> None:
@@ -127,8 +128,8 @@ class Acquired:
 
 
 class CooperativeFetch:
-    """A consumer of records in no order. `done` and `release` may be called from any
-    thread, the rest from one.
+    """A consumer of records in no order. `done` and `release` are thread-safe, the rest
+    belongs to one thread.
 
     Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers),
     `auto.offset.reset`, `isolation.level`, `max.gap.wait.ms`, and how to connect, in
@@ -216,13 +217,13 @@ class CooperativeFetch:
 
     def done(self, record: AcquiredRecord) -> bool:
         """Mark a record as done; return False if it was too late, and the record is
-        delivered again. Any thread.
+        delivered again.
         """
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
         """Return a record to the broker for another delivery; return False if it was
-        too late. Any thread.
+        too late.
         """
         return self._finish(record, done=False)
 

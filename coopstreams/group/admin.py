@@ -28,7 +28,7 @@ would not refuse it there.
 
 
 class GroupAdmin:
-    """Requests about one group. Any thread."""
+    """Requests about one group. Thread-safe: they run on the I/O thread."""
 
     def __init__(
         self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0

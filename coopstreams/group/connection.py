@@ -370,7 +370,7 @@ class Connection:
         return int(str(coordinator).rpartition("-")[2])
 
     def connected(self, node: Any) -> bool:
-        """Return whether there is a connection to this node. Any thread."""
+        """Return whether there is a connection to this node: one look-up."""
         return bool(self.client.connected(node))
 
     def brokers(self) -> list[Any]:

@@ -203,7 +203,11 @@ def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
 
 
 class GroupCoordinator:
-    """Membership of one process in one group, by kafka-python: a `Coordinator`."""
+    """Membership of one process in one group, by kafka-python: a `Coordinator`.
+
+    Thread-safe: requests run on the I/O thread, and properties read the member once,
+    whose state kafka-python replaces as a whole.
+    """
 
     def __init__(
         self,
@@ -243,7 +247,7 @@ class GroupCoordinator:
     @property
     def broker(self) -> int | None:
         """The broker that coordinates the group and is connected; None: it is being
-        looked for. Any thread.
+        looked for.
         """
         node = None if self._member is None else self._member.coordinator_id
         return (

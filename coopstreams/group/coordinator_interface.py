@@ -81,8 +81,8 @@ class Hooks(Protocol):
 
 
 class Coordinator(Protocol):
-    """Membership of one process in one group. Any thread but the one that calls the
-    hooks.
+    """Membership of one process in one group. Thread-safe; not for the thread that
+    calls the hooks.
     """
 
     @property

@@ -54,8 +54,8 @@ class EndsAnswer:
 
 
 class Ends:
-    """Requests the ends of partitions. Any thread; `async`: on the connection's I/O
-    thread.
+    """Requests the ends of partitions. Thread-safe: all work is done on the connection's
+    I/O thread.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -74,8 +74,8 @@ of 1 MiB at most.
 
 
 class GroupMember:
-    """One process in one group. Any thread may call it, except from inside the
-    functions of its `Participant`.
+    """One process in one group. Thread-safe, as its coordinator and participant
+    are; not for calls from inside the functions of its `Participant`.
     """
 
     def __init__(

@@ -64,8 +64,7 @@ class CoopStreams:
     `restore_listener` are called while stores are restored, by the threads that restore
     them.
 
-    It runs once: to try again after an error, make another one. Any thread may call its
-    methods.
+    It runs once: to try again after an error, make another one. Thread-safe.
 
     Raises (`run`):
         ConfigError, TopologyError: before any connection, or when the topics do not fit

@@ -150,9 +150,9 @@ class _Read:
 class Dispatcher:
     """Moves records from a reader to the tasks of an instance, on the control thread.
 
-    Any thread may ask it where it is (`behind`, `asking_for`, `asking_s`, `silent_s`,
-    `all_read`, `may_not_read`, `clocks`, `held_back`), and `wake` it: the answers are
-    as of its last fetch.
+    `behind`, `asking_for`, `asking_s`, `silent_s`, `all_read`, `may_not_read`, `clocks`
+    and `held_back` are thread-safe: they read one value, which each fetch replaces.
+    `wake` is, too.
     """
 
     def __init__(

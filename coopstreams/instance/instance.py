@@ -77,7 +77,8 @@ confirmed this process.
 class Instance:
     """The control thread of a process: `run` until `stop`.
 
-    Any thread may call the public methods and read `standing`, `stalls` and `busy`.
+    Thread-safe: public methods send events to the control thread, and what others read
+    (`standing`, `stalls`) is replaced as a whole.
     """
 
     def __init__(self, components: Components, lifecycle: Lifecycle) -> None:

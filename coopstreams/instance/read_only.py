@@ -23,7 +23,7 @@ from coopstreams.topology.serdes import Windowed
 
 
 class ReadOnlyStore:
-    """A store of a running instance. Any thread may use it; reads block on the disk.
+    """A store of a running instance. Thread-safe; reads block on the disk.
 
     Raises (each method):
         QueryError: NOT_OWNER: another instance has the key, `details` has its id and

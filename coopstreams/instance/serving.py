@@ -93,7 +93,7 @@ class TaskView:
 
 
 class Serving:
-    """The `Backend` of one instance. Any thread."""
+    """The `Backend` of one instance. Thread-safe: it reads what the threads publish."""
 
     def __init__(
         self, instance: Instance, details: Mapping[str, str | int | float]

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 class StreamThreads:
     """The stream threads of one instance. The control thread uses it; `add`, `remove`
-    and `capacity`: any thread.
+    and `capacity` are thread-safe (a lock), and so is iteration (over a copy).
     """
 
     def __init__(

@@ -84,23 +84,22 @@ class PatternSubscription:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Look at once, and often for a while. Any thread."""
+        """Look at once, and often for a while."""
         self._hurried_until = self._host.now() + HURRY_S
         self._wake.set()
 
     def may_cure(self, error: CoopStreamsError) -> bool:
         """Return whether this error of the reader may be a topic that a pattern matched
         and that is gone; look at once.
-
-        Any thread.
         """
         if not self._built.has_patterns or not isinstance(error, UnknownTopicError):
             return False
-        if self._unread_since is None:
-            self._unread_since = self._host.now()
+        since = self._unread_since  # once: the subscription's thread may reset it
+        if since is None:
+            since = self._unread_since = self._host.now()
             log.info("%s; looking for topics", error)
             self.hurry()
-        return self._host.now() - self._unread_since < GONE_S
+        return self._host.now() - since < GONE_S
 
     def stop(self) -> None:
         """End the thread."""

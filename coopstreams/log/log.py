@@ -6,8 +6,8 @@ tests, a `MemoryLog` with faults (`tests/simulation/kafka/`). The interface uses
 columns, in batches of one (partition, slot), and has no callback per record: so a
 native reader and writer can come later without a change above.
 
-Invariant: a reader and a writer belong to the one thread that uses them; any thread may
-call a `Log` itself.
+Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself
+is thread-safe.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Reader(Protocol):
         ...
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or else of the next one. Any thread,
-        signal handlers too.
+        """End the wait of the fetch that runs, or else of the next one. Thread-safe;
+        signal handlers may call it.
         """
 
     def clock(self, partition: TopicPartition) -> Clock | None:
@@ -354,7 +354,7 @@ class TopicSpec:
 
 
 class Log(Protocol):
-    """A cluster. Any thread."""
+    """A cluster. Thread-safe."""
 
     timeout_s: float
     """How long brokers may be unreachable before a request fails; a writer keeps that

@@ -44,7 +44,7 @@ _WAIT_S = 0.1
 
 class Globals:
     """The rows of global tables, by store name, and the thread that follows their
-    topics.
+    topics. `waits_for` is thread-safe: what it reads is replaced as a whole.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class Globals:
     @property
     def waits_for(self) -> str:
         """What is still to be read before the instance joins the group, in words;
-        empty: nothing. Any thread.
+        empty: nothing.
         """
         left = [
             f"{partition} at offset {at} of {end}"
-            for partition, (at, end) in sorted(dict(self._left).items())
+            for partition, (at, end) in sorted(self._left.items())
         ]
         if not left:
             return ""

@@ -97,6 +97,9 @@ class Stages:
 class Opener:
     """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at
     once; events answer.
+
+    Thread-safe: requests go through an inbox; `waits_for` reads each field once, and
+    copies each collection in one step.
     """
 
     def __init__(
@@ -178,7 +181,7 @@ class Opener:
         self._follower.close()
 
     def waits_for(self, task: TaskId) -> TaskWait:
-        """Return why a task is not yet open. Any thread."""
+        """Return why a task is not yet open."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
             return TaskWait(
@@ -196,10 +199,12 @@ class Opener:
             return TaskWait(
                 f"a pause to end, in {held.until - self._host.now():.0f} s: {held.why}"
             )
-        if opening is None or opening.barrier is None:
+        # Once: the opener takes a doubted barrier again.
+        barrier = None if opening is None else opening.barrier
+        if opening is None or barrier is None:
             return TaskWait(f"its turn with the opener{trouble}")
-        if not self._follower.passed(opening.barrier):
-            held_back = self._follower.held_back(opening.barrier)
+        if not self._follower.passed(barrier):
+            held_back = self._follower.held_back(barrier)
             return TaskWait(f"the barrier: {held_back}{trouble}")
         if opening.progress is None:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")

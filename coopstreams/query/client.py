@@ -75,7 +75,7 @@ class _Client:
 
 
 class QueryClient(_Client):
-    """Queries over HTTP. Any thread may use it.
+    """Queries over HTTP. Thread-safe.
 
     Keys are given as Python values; bytes for raw keys. Values come as their JSON: of a
     dataclass a dict.

@@ -385,9 +385,10 @@ def excuse(
 
 def _failed_commit(asking: Asking, now: float) -> str:
     """Return the error of the brokers that failed the last commit, if it is not old."""
-    if asking.trouble is None:
+    trouble = asking.trouble  # once: the committer's thread resets it
+    if trouble is None:
         return ""
-    error, at = asking.trouble
+    error, at = trouble
     return (
         f"the brokers failed its commit {now - at:.0f} s ago: {error}"
         if now - at <= asking.answer_s

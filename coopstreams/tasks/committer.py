@@ -140,7 +140,7 @@ class Committer:
         self._latest: dict[tuple[Task, bytes], str] = {}
         """In a careful interval, the latest record of each key, in words."""
         self.asking = Asking(self._timeout_s, host)
-        """The answer that a commit waits for. Any thread."""
+        """The answer that a commit waits for."""
         self.flushed_s = 0.0
         """How long the last commit flushed record caches: the functions below them run
         then.

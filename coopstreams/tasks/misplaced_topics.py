@@ -30,9 +30,7 @@ batch only.
 
 class Misplaced:
     """The topics of an instance in which a record is in another partition, each with a
-    message. Any thread.
-
-    `topics` is replaced, never changed.
+    message. Thread-safe: `topics` is replaced as a whole, under a lock.
     """
 
     def __init__(self) -> None:

@@ -209,7 +209,9 @@ class SourceQueues:
         return self._sources[source].records
 
     def hold(self, source: TopicPartition, held: bool) -> None:
-        """Note that the reader holds a source, or has released it. Any thread."""
+        """Note that the reader holds a source, or has released it: one flag, which the control
+        thread sets.
+        """
         self._sources[source].held = held
 
     def add(self, batch: RecordBatch) -> None:

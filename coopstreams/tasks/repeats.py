@@ -77,7 +77,7 @@ class Repeats:
 
 
 class Sayings:
-    """Logs warnings as `Repeats` decides. Any thread."""
+    """Logs warnings as `Repeats` decides. Thread-safe: a lock."""
 
     def __init__(self, host: Host = SYSTEM) -> None:
         self._host = host

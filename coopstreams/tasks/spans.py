@@ -125,7 +125,7 @@ class RecordSpans:
             )
 
     def ended(self, calls: Iterable[Call]) -> None:
-        """End the spans of calls that have ended. Any thread."""
+        """End the spans of calls that have ended, on the thread that ended them."""
         for call in calls:
             if (span := call.span) is not None:
                 if call.error is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import given, settings
@@ -443,3 +444,19 @@ def test_it_is_told_at_once_when_others_wait_for_it(
     assert calls[1] in found
     assert told.empty()
     assert len(found) == len(set(found))
+
+
+def test_a_call_that_ends_while_another_thread_reads_its_deadline_is_no_error() -> None:
+    class Torn:
+        """An attempt whose function returns when its deadline has been read once."""
+
+        left: ClassVar = [float("inf")]
+
+        @property
+        def until(self) -> float | None:
+            return self.left.pop() if self.left else None
+
+    lane: Lane[Call] = Lane(calling("f", time.sleep), lambda _: None)
+    lane._running = cast(Any, {0: Torn()})
+    assert lane.within_limits
+    assert not lane.within_limits

@@ -178,3 +178,18 @@ def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answ
         [matched] = said
         assert isinstance(matched, Matched)
         scheduler.close([machine])
+
+
+def test_a_look_that_ends_while_the_reader_asks_is_no_error(
+    subscribed: Subscribed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed = UnknownTopicError("orders-eu-0 does not exist any more")
+    subscription, now = subscribed.subscription, subscribed.machine.now
+    assert subscription.may_cure(missed)
+
+    def looked() -> float:
+        subscription._unread_since = None
+        return now()
+
+    monkeypatch.setattr(subscribed.machine, "now", looked)
+    assert subscription.may_cure(missed)

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 from coopstreams.commit.broker_waits import Asking, Wait
-from coopstreams.status.detector import StallDetector, excuse
+from coopstreams.common.host import SYSTEM
+from coopstreams.status.detector import StallDetector, _failed_commit, excuse
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.columns import TopicPartition
@@ -248,3 +249,24 @@ def test_what_brokers_answer_to_a_commit_is_noted_and_what_others_answer_is_not(
             assert asking.asked_at is None
             assert asking.waiting is not None
         assert asking.asked_at is not None
+
+
+def test_a_failed_commit_that_succeeds_while_it_is_read_is_no_error() -> None:
+    class Torn(Asking):
+        """Its trouble is over when it has been read once."""
+
+        _told: tuple[str, float] | None = None
+
+        @property
+        def trouble(self) -> tuple[str, float] | None:
+            told, self._told = self._told, None
+            return told
+
+        @trouble.setter
+        def trouble(self, told: tuple[str, float] | None) -> None:
+            self._told = told
+
+    asking = Torn(10.0, SYSTEM)
+    asking.trouble = "no leader", 1.0
+    assert _failed_commit(asking, 3.0).endswith("2 s ago: no leader")
+    assert _failed_commit(asking, 3.0) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 from typing import Any, cast
+from unittest.mock import patch
 
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
@@ -84,6 +85,16 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     opener._take_requests()
     opener._try_turn()
     assert say() == f"the barrier: offset 1 of {follower.partition}, known up to 0"
+    passed = follower.passed
+
+    def doubted(barrier: int) -> bool:
+        """As if the opener took the barrier again at this very moment."""
+        opener._openings[TASK].barrier = None
+        return passed(barrier)
+
+    with patch.object(follower, "passed", doubted):
+        assert say() == f"the barrier: offset 1 of {follower.partition}, known up to 0"
+    opener._openings[TASK].barrier = 1
     writer.commit(60)
     while not follower.passed(1):
         follower.poll(0.1)

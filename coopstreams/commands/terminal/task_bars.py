@@ -56,7 +56,7 @@ class TaskBars:
             self._bars.stop()
 
     def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
-        """Show the progress of a stage. Any thread, one at a time."""
+        """Show the progress of a stage. One call at a time, on whichever thread."""
         done = sum(each.done for each in progress if each.kind == "task")
         if not self._console.is_terminal:
             for each in progress:

@@ -70,7 +70,9 @@ class Fetched(NamedTuple):
 
 
 class FetchBuffer(Protocol):
-    """The fetched records and events of the partitions that are read."""
+    """The fetched records and events of the partitions that are read. Belongs to the
+    reader's thread; `wake` is thread-safe.
+    """
 
     attentive: bool
     """Whether `wake` ends a wait: librdkafka's `consume` waits for a message."""
@@ -87,7 +89,7 @@ class FetchBuffer(Protocol):
 
     def wake(self) -> None:
         """End the wait of the fetch that runs, or of the next one, if the buffer is
-        `attentive`. Any thread.
+        `attentive`.
         """
 
     def start(self, partition: TopicPartition, offset: int) -> None:

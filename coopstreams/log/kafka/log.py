@@ -87,7 +87,7 @@ class _Brokers:
 
 
 class KafkaLog:
-    """A Kafka cluster. Any thread. Nothing is connected before the first request.
+    """A Kafka cluster. Thread-safe: locks. Nothing is connected before the first request.
 
     `settings`: librdkafka's names; see `client_settings` for prefixes and defaults.
     `timeout_s`: how long brokers may be unreachable before a request fails.
@@ -110,12 +110,14 @@ class KafkaLog:
         self._consumer = self._new_consumer()
         self._admin = self._new_admin()
         self._answered_at = time.monotonic()
-        self._made: set[str] = set()
+        self._topics_lock = threading.Lock()
+        """Held while `_made` or `_listed` is replaced: readers take what is there."""
+        self._made: frozenset[str] = frozenset()
         self._made_until = 0.0
         """The time (`time.monotonic`) until which topics created here may be unknown to
         a broker.
         """
-        self._listed: set[str] | None = None
+        self._listed: frozenset[str] | None = None
         """The topics in a broker's last list, and what was heard of single ones since.
         None: it was not asked yet.
         """
@@ -193,7 +195,8 @@ class KafkaLog:
         """Delete these topics, and wait until they are gone."""
         if not names:
             return
-        self._made -= set(names)
+        with self._topics_lock:
+            self._made = self._made.difference(names)
         for name in names:
             deleted = self._attempt("Delete", name)
             self._request(
@@ -245,9 +248,8 @@ class KafkaLog:
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
         found = str(self._described(topic).topic_id)
-        if (
-            self._listed is not None and topic not in self._listed
-        ):  # another broker knows it already
+        listed = self._listed
+        if listed is not None and topic not in listed:  # another broker knows it
             self._await_from_now({topic})
         return "" if found == NO_ID else found
 
@@ -423,8 +425,9 @@ class KafkaLog:
                 for name in topics
                 if (count := self._count(name)) is not None
             }
-            if self._listed is not None:
-                self._listed = self._listed - set(topics) | known.keys()
+            with self._topics_lock:
+                if self._listed is not None:
+                    self._listed = self._listed.difference(topics).union(known)
             return known
         found = self._ask(
             lambda seconds: self._consumer.list_topics(timeout=seconds),
@@ -435,7 +438,8 @@ class KafkaLog:
             for name, topic in found.items()
             if topic.error is None
         }
-        self._listed = set(known)
+        with self._topics_lock:
+            self._listed = frozenset(known)
         return known
 
     def _count(self, topic: str) -> int | None:
@@ -458,7 +462,8 @@ class KafkaLog:
 
     def _await_from_now(self, topics: Collection[str]) -> None:
         """Take it that these topics exist, also if a broker does not know them yet."""
-        self._made.update(topics)
+        with self._topics_lock:
+            self._made = self._made.union(topics)
         self._made_until = time.monotonic() + NEW_FOR_S
 
     def _watermarks(

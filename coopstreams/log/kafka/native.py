@@ -128,7 +128,7 @@ class Fetcher(Protocol):
         """Release the consumer, which may then be closed."""
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one. Any thread."""
+        """End the wait of the fetch that runs, or of the next one. Thread-safe."""
 
     def start(self, topic: str, partition: int, offset: int) -> int:
         """Read a partition from this offset; return its id."""

@@ -140,7 +140,7 @@ class NativeBuffer:
         self._fetcher.disconnect()
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one. Any thread."""
+        """End the wait of the fetch that runs, or of the next one."""
         self._fetcher.wake()
 
     def start(self, partition: TopicPartition, offset: int) -> None:

@@ -71,10 +71,11 @@ class Outage:
 
 _OUTAGE = Outage()
 _LOCK = threading.Lock()
+"""Makes `heard` and `answered` thread-safe: the clients of a process share `_OUTAGE`."""
 
 
 def heard(trouble: str) -> None:
-    """Note trouble with a broker, and log it if it is new or has lasted. Any thread."""
+    """Note trouble with a broker, and log it if it is new or has lasted."""
     with _LOCK:
         said = _OUTAGE.heard(trouble, time.monotonic())
     if said:
@@ -83,7 +84,7 @@ def heard(trouble: str) -> None:
 
 def answered(asked_at: float) -> None:
     """Note an answer to a request of `asked_at` (`time.monotonic()`); log the end of an
-    outage. Any thread.
+    outage.
     """
     with _LOCK:
         said = _OUTAGE.answered(asked_at, time.monotonic())

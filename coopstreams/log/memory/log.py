@@ -24,7 +24,7 @@ from coopstreams.topology.errors import LogError
 
 
 class MemoryLog:
-    """A cluster in memory. Any thread.
+    """A cluster in memory. Thread-safe: one lock.
 
     `check_fence` stands for the group coordinator: it returns why a fence is stale, or
     None. By default no fence is.
