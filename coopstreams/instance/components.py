@@ -207,6 +207,7 @@ class Components:
         )
         closing.callback(self.restrictions.close)
         self.source_times = SourceTimes(
+            cluster,
             self.follower,
             lambda: self.plan.resolved,
             config["repartition.idle.ms"],

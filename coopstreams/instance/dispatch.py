@@ -43,8 +43,6 @@ HELD_WAIT_S = 0.01
 """How often to check whether a held partition may be released: a fast thread processes
 the waiting records in 15 ms.
 """
-PROMISE_EVERY_S = 1.0
-"""How often a task is told at most to promise what it was told before."""
 MOST_WAITING = 4 * FETCH_RECORDS
 """Most small records before a thread or source. Above it their partitions are held,
 until half of it is left.
@@ -65,9 +63,6 @@ class _Route:
     """The next offset to send to the task; the task drops records below it that come
     again.
     """
-    promised: dict[str, int] = field(default_factory=dict)
-    """The times that the task was told to promise, by timed topic."""
-    promised_at: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -475,26 +470,23 @@ class Dispatcher:
         times = self._source_times
         if times is None:
             return
-        now = self._host.now()
-        silent_before = now - times.idle_s
-        for source, partition, route in self._timed():
-            if partition.at is None or not all(
-                self._is_silent(each, silent_before) for each in route.task.sources
-            ):
-                continue
-            # Again, although it was told: it promises nothing before its records are
-            # done.
-            again = now - route.promised_at >= max(times.idle_s, PROMISE_EVERY_S)
-            new = {
-                topic: time
-                for topic, time in times.promised(route.task.id).items()
-                if time > NO_STREAM_TIME
-                and (again or time > route.promised.get(topic, NO_STREAM_TIME))
-            }
-            if new:
-                route.promised |= new
-                route.promised_at = now
-                route.thread.promise(route.task, source, partition.at.offset, new)
+        silent_before = self._host.now() - times.idle_s
+        silent = {
+            route.task.id: route
+            for _, _, route in self._timed()
+            if all(self._is_silent(each, silent_before) for each in route.task.sources)
+        }
+        if (sure := times.sure()) is not None:
+            for route in silent.values():
+                ends = self._read_to(route.task)
+                if new := sure.promised(route.task.id, ends):
+                    route.thread.promise(route.task, ends, new)
+        times.make_sure({task: route.task.sources for task, route in silent.items()})
+
+    def _read_to(self, task: Task) -> dict[TopicPartition, int]:
+        """Return up to where each source of a task was read."""
+        read = ((source, self._partitions[source].at) for source in task.sources)
+        return {source: at.offset for source, at in read if at is not None}
 
     def _is_silent(self, source: TopicPartition, since: float) -> bool:
         began = self._partitions[source].silent_since

@@ -89,8 +89,8 @@ class RecordBatch:
         )
 
     def reached(self, offset: int, times: Sequence[int]) -> RecordBatch:
-        """Return this batch with operator times that hold from an offset on, which lies
-        below `next_offset`.
+        """Return this batch with operator times that hold from an offset on, at most
+        `next_offset`.
         """
         columns = self.columns
         begin = bisect_left(columns.offsets, offset)

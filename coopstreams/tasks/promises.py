@@ -3,9 +3,10 @@ and a clock in.
 
 The clock of a timed topic is the least time of all source partitions of its writers. A
 partition without records would hold it for ever. So a task that has read its partition
-to the end, and to which nothing came for `repartition.idle.ms`, promises the time of the
-others: what comes later is born at that time or later, and may be late. The promise is
-an operator time like others: it is in the task's commit, and its successor keeps it.
+to the end, and to which nothing came for `repartition.idle.ms`, asks the cluster
+whether that is the end (`source_times`), and promises the time of the others: what
+comes later is born at that time or later, and may be late. The promise is an operator
+time like others: it is in the task's commit, and its successor keeps it.
 
 The others' times are those of their commits, which each process follows:
 
@@ -53,6 +54,11 @@ class Advances:
             before = self._of.get(partition)
             if before is None or time > before.time:
                 self._of[partition] = Advance(time, now)
+
+    def time(self, partition: int) -> int:
+        """Return the time that a partition has reached; -1: none is known."""
+        found = self._of.get(partition)
+        return -1 if found is None else found.time
 
     def promised(self, partition: int, now: float, idle_s: float) -> int:
         """Return the time that a partition may promise which has been silent for

@@ -101,12 +101,11 @@ class TimeMark:
 @dataclass(frozen=True, slots=True)
 class Promised:
     """The times that a task promises to the readers of timed topics, by topic: its
-    source is silent, and was read up to `end`.
+    sources are silent, and were read up to these ends.
     """
 
     task: Task
-    source: TopicPartition
-    end: int
+    ends: Mapping[TopicPartition, int]
     times: Mapping[str, int]
 
 
@@ -283,10 +282,10 @@ class StreamThread:
         self._inbox.put(TimeMark(task, source, stream_time))
 
     def promise(
-        self, task: Task, source: TopicPartition, end: int, times: Mapping[str, int]
+        self, task: Task, ends: Mapping[TopicPartition, int], times: Mapping[str, int]
     ) -> None:
-        """Promise times for all that will still come of a silent source."""
-        self._inbox.put(Promised(task, source, end, times))
+        """Promise times for all that will still come of silent sources."""
+        self._inbox.put(Promised(task, ends, times))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before;
@@ -455,10 +454,14 @@ class StreamThread:
         if isinstance(message, TimeMark):
             self.committer.begin(task)
             self.committer.mark_time(task, message.source, message.stream_time)
-        elif task.progress.position(message.source).offset >= message.end:
+        elif all(
+            task.progress.position(source).offset >= end
+            for source, end in message.ends.items()
+        ):
             # Nothing that was delivered before waits any more.
             self.committer.begin(task)
-            task.program.promise(message.source, message.times)
+            for source in message.ends:
+                task.program.promise(source, message.times)
 
     def _wake(self) -> None:
         """End idling; keep the next commit on the grid of intervals that it would have

@@ -231,6 +231,10 @@ class Task:
             positions.append((source, Position(start.position, start.stream_time)))
             # Windows close as they would have for the previous owner.
             self.program.resume(source, start.stream_time, start.operator_times)
+            for part in opened.progress.segments(source):
+                self.program.keep_promises(
+                    source, part.stream_time, part.operator_times
+                )
         self.queues = SourceQueues(positions, settings.max_idle_ms)
         self._reached_later = {
             source: ahead
@@ -346,7 +350,7 @@ class Task:
         source = batch.partition
         left: list[tuple[int, list[int]]] = []
         for offset, times in self._reached_later[source]:
-            if batch.next_offset <= offset:
+            if batch.next_offset < offset:
                 left.append((offset, times))
             else:
                 batch = batch.reached(offset, times)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from coopstreams import (
     CoopStreams,
@@ -160,3 +161,36 @@ def test_a_partition_whose_records_go_nowhere_holds_nobody(
             done.set()
             writing.join()
     assert set(told(kafka, out).values()) == {1}
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_silent_partitions_do_not_hold_the_windows_of_others(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    """One ends with the marker of a transaction, one has never had a record."""
+    source = kafka.topic("payments", 3, **{"retention.ms": "-1"})
+    out = kafka.topic("out", 1, **{"retention.ms": "-1"})
+    producer = Producer(kafka.settings | {"transactional.id": kafka.unique("source")})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(source, b"a", b"k", 1, timestamp=BEGIN_MS)
+    producer.commit_transaction(60)
+    kafka.write(
+        source,
+        [(b"k", b"a", BEGIN_MS + at * HOUR_MS // 2) for at in range(5)],
+        partition=0,
+    )
+    builder = StreamsBuilder(kafka.unique("silent"))
+    payments = builder.stream(source, key=serdes.text, value=serdes.text)
+    by_country = payments.group_by(lambda _, value: value[:1], key=serdes.text)
+    windows = by_country.windowed_by(TimeWindows(hours=1, grace=timedelta(0)))
+    final = windows.emit_strategy("on_window_close").count(store="hours")
+    final.to_stream().to(out)
+    config = kafka.config(
+        tmp_path, processing_guarantee=guarantee, repartition_idle_ms=500
+    )
+    want = {("a", BEGIN_MS): 3, ("a", BEGIN_MS + HOUR_MS): 2}
+    with CoopStreams(builder.build(), config):
+        eventually(lambda: told(kafka, out) == want, 60, lambda: str(told(kafka, out)))

@@ -12,6 +12,8 @@ compared as strictly as each program allows.
     Stepwise   each count differs from the one before by at most one; there are as many as the driver's
     Latest     counts: some of the driver's, in its order, and the last one
     Final      counts, each emitted once, perhaps earlier than by the driver
+    Silent     counts: each higher than the one before; at least of all that is in time by any partition's records
+    Complete   final counts: of all records of the window, once the newest record of any partition closes it
 
 Invariant: a result is judged by the records written before it; a missing one is found
 at the end.
@@ -34,6 +36,13 @@ Key = bytes
 Value = bytes | None
 Rows = Sequence[tuple[Key, Value]]
 """Keys and values of a topic, those of one partition in order."""
+
+SIZE_MS = 10_000
+GRACE_MS = 5_000
+"""The windows of `Silent`."""
+PATIENT_SIZE_MS = 4_000
+PATIENT_GRACE_MS = 6_000
+"""The windows of `Complete`."""
 
 
 class Written(NamedTuple):
@@ -446,6 +455,91 @@ class Final(Latest):
             if again
             else ""
         )
+
+
+class Silent(Counted):
+    """Results are counts of the records of a window, of which some may be late: nobody
+    knows for how long partitions were silent. What is in time by the newest record of
+    all partitions that was written before it counts in any case.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._most: Counter[Key] = Counter()
+        self._least: Counter[Key] = Counter()
+        self._newest = -1
+
+    def write(self, records: Iterable[Written]) -> None:
+        records = list(records)
+        super().write(records)
+        for record in records:
+            self._newest = max(self._newest, record.timestamp)
+            start = record.timestamp - record.timestamp % SIZE_MS
+            key = record.key[:1] + b"x" + start.to_bytes(8)
+            self._most[key] += 1
+            self._least[key] += start + SIZE_MS + GRACE_MS > self._newest
+
+    def lacking(self) -> list[str]:
+        return [
+            f"{key!r}: {self._last(key)} is the last, at least {least} are in time"
+            for key, least in self._least.items()
+            if self._last(key) < least
+        ]
+
+    def _problem(self, key: Key, value: Value) -> str:
+        told = -1 if value is None or len(value) != 8 else serdes.int64.decode(value)
+        last = self._last(key)
+        due = last < told <= self._most[key]
+        if due or (told > 0 and not self.exactly_once):
+            return ""
+        return f"{_shown(value)} of {self._most[key]} came after {last}"
+
+    def _last(self, key: Key) -> int:
+        told = self.told[key]
+        return serdes.int64.decode(told[-1] or bytes(8)) if told else 0
+
+
+class Complete(Answer):
+    """Results are final counts of the records written to each window, in whatever
+    partition. No record is late. A window closes when the newest record of all
+    partitions closes it: silent ones do not hold it.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._counts: Counter[Key] = Counter()
+        self._newest = -1
+
+    def write(self, records: Iterable[Written]) -> None:
+        records = list(records)
+        super().write(records)
+        for record in records:
+            start = record.timestamp - record.timestamp % PATIENT_SIZE_MS
+            self._counts[record.key[:1] + b"x" + start.to_bytes(8)] += 1
+            self._newest = max(self._newest, record.timestamp)
+
+    def lacking(self) -> list[str]:
+        return [
+            f"{key!r}: nothing was told, it is {count}"
+            for key, count in self._counts.items()
+            if self._is_closed(key) and not self.told[key]
+        ]
+
+    def _is_closed(self, key: Key) -> bool:
+        start = int.from_bytes(key[-8:])
+        return start + PATIENT_SIZE_MS + PATIENT_GRACE_MS <= self._newest
+
+    def _problem(self, key: Key, value: Value) -> str:
+        if not self._is_closed(key):
+            return f"{_shown(value)} came before the window had closed"
+        told = -1 if value is None or len(value) != 8 else serdes.int64.decode(value)
+        count = self._counts[key]
+        if not self.exactly_once:
+            return "" if told >= count or self.told[key] else f"{told} of {count}"
+        again = (
+            f" was told after {_shown(self.told[key][-1])}" if self.told[key] else ""
+        )
+        return "" if told == count and not again else f"{told} of {count}{again}"
 
 
 def _in_order(some: Sequence[Value], of: Sequence[Value]) -> bool:

@@ -27,6 +27,7 @@ ORACLES = {
     "members": "no member ends the transaction of another one that is in the group",
     "calls": "of a key, a record is asked about when every earlier one has had an answer",
     "results": "a result is one that a single task tells, and in its place",
+    "births": "no record is born before the least of all time marks in front of it",
     "queries": "no answer has an older row than an answer that had come before its query began",
     "progress": "when nothing goes wrong any more, every result comes",
     "rows": "a database has rows that were committed, and no others",

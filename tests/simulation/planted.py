@@ -652,6 +652,48 @@ PLANTED: dict[str, Planted] = {
     "times of the reader alone": Planted(
         times.times_of_the_reader, 94, "calls before windows", oracle="results"
     ),
+    "the newest mark": Planted(
+        times.newest_mark,
+        0,
+        "late windows behind a repartition",
+        oracle="progress",
+    ),
+    "late by arrival": Planted(
+        times.late_by_arrival,
+        0,
+        "late windows behind a repartition",
+        oracle="progress",
+    ),
+    "silence by the reader's clock": Planted(
+        times.silent_to_the_reader,
+        10,
+        "late windows behind a repartition",
+        oracle="results",
+    ),
+    "a mark of what waits": Planted(
+        times.marks_of_what_waits,
+        8,
+        "late windows behind a repartition",
+        oracle="births",
+    ),
+    "a mark beside its commit": Planted(
+        times.marks_beside_their_commit,
+        0,
+        "late windows behind a repartition",
+        oracle="births",
+    ),
+    "marks of news only": Planted(
+        times.marks_of_news_only,
+        0,
+        "windows behind a repartition that are emitted in silence",
+        oracle="progress",
+    ),
+    "a promise over waiting records": Planted(
+        times.promised_over_waiting_records,
+        3,
+        "merged windows behind a repartition that are emitted in silence",
+        oracle="results",
+    ),
     "done before, and handed out": Planted(
         consumers.done_before, 3, "consumers", AT_LEAST_ONCE, oracle="again"
     ),

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
 from coopstreams.commit.progress import Progress
+from coopstreams.log import batches
+from coopstreams.log.clocks import UNHEARD, Clock, Mark
 from coopstreams.log.log import Position
+from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks import pending_calls
+from coopstreams.tasks import mark_schedule, pending_calls
 from coopstreams.tasks import task as tasks_at_work
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.pending_calls import PendingCalls, SourceInFlight, WaitingRecord
 from coopstreams.tasks.queues import SourceQueues
+from coopstreams.tasks.stream_thread import Promised, StreamThread
+from coopstreams.tasks.task import Task
+from coopstreams.topology.columns import Columns
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.operators.join_memory import EmissionGate, _Side
 from coopstreams.topology.operators.moving_windows import Closing
 from tests.simulation import world
+from tests.simulation.fibers import Scheduler
+from tests.simulation.world import World
 
 
 def behind_siblings() -> AbstractContextManager[Any]:
@@ -191,3 +203,138 @@ def one_for_all_owners() -> AbstractContextManager[Any]:
     return patch.object(
         tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False)
     )
+
+
+def newest_mark() -> AbstractContextManager[Any]:
+    """The clock of a timed topic is its newest mark, whoever has written it."""
+
+    def hear(self: Clock, mark: Mark) -> None:
+        self.now = max(self.now, mark.time)
+
+    return patch.object(Clock, "hear", hear)
+
+
+def late_by_arrival() -> AbstractContextManager[Any]:
+    """In a timed topic, too, a record is late by those that arrived before it."""
+    clocked = batches._clocked
+
+    def arrived(
+        where: Any, columns: Columns, routes: Any, clock: Any, before: int
+    ) -> Any:
+        records, after = clocked(where, columns, routes, clock, before)
+        times = accumulate(records.timestamps, max, initial=before)
+        records.births = list(times)[1:]
+        return records, after
+
+    return patch.object(batches, "_clocked", arrived)
+
+
+@contextmanager
+def silent_to_the_reader() -> Iterator[None]:
+    """A clock leaves out the partitions of which the reader has heard nothing for some
+    seconds.
+    """
+    begin, hear = Scheduler.__init__, Clock.hear
+    schedulers: list[Scheduler] = []
+
+    def begun(self: Scheduler, *given: Any) -> None:
+        begin(self, *given)
+        schedulers[:] = [self]
+
+    def heard(self: Clock, mark: Mark) -> None:
+        hear(self, mark)
+        now = schedulers[0].now
+        at = self.__dict__.setdefault("heard_at", {})
+        at[mark.partition] = now
+        lately = [self._least[one] for one, when in at.items() if now - when < 3.0]
+        self.now = max(self.now, min(lately, default=UNHEARD))
+
+    with (
+        patch.object(Scheduler, "__init__", begun),
+        patch.object(Clock, "hear", heard),
+    ):
+        yield
+
+
+@contextmanager
+def marks_of_what_waits() -> Iterator[None]:
+    """A mark has the time that is reached when everything that was delivered has been
+    processed.
+    """
+    add, marks = Task.add, Committer._marks_of
+
+    def added(self: Task, batch: Any) -> None:
+        add(self, batch)
+        times = self.program._compiled.operator_times[batch.partition.topic]
+        known = dict(zip(times, batch.operator_times, strict=False))
+        self.marks.__dict__["delivered"] = {
+            topic: known.get(node, -1)
+            for topic, node in self.program._timed_sinks.items()
+        }
+
+    def due(self: Committer, task: Task) -> dict[str, int]:
+        delivered = task.marks.__dict__.get("delivered", {})
+        return {
+            topic: max(time, delivered.get(topic, -1))
+            for topic, time in marks(self, task).items()
+        }
+
+    with patch.object(Task, "add", added), patch.object(Committer, "_marks_of", due):
+        yield
+
+
+@contextmanager
+def marks_beside_their_commit() -> Iterator[None]:
+    """Marks are not in the transaction of the records that they speak of."""
+    begin, write = World.__init__, Committer._write_marks
+    worlds: list[World] = []
+
+    def begun(self: World, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        worlds[:] = [self]
+
+    def beside(_: Committer, *given: Any, **named: Any) -> None:
+        MemoryWriter(worlds[0].cluster.state, None).append(*given, **named)
+
+    def written(self: Committer, tasks: Sequence[Task]) -> None:
+        with patch.object(Committer, "_append", beside):
+            write(self, tasks)
+
+    with (
+        patch.object(World, "__init__", begun),
+        patch.object(Committer, "_write_marks", written),
+    ):
+        yield
+
+
+@contextmanager
+def marks_of_news_only() -> Iterator[None]:
+    """A task writes a mark only where its time has advanced since it was opened: not
+    for the key groups of a new cut, and not again for readers that open.
+    """
+    due = MarkSchedule.due
+
+    def news(
+        self: MarkSchedule, times: Mapping[str, int], now: float, interval_s: float
+    ) -> dict[str, int]:
+        for topic, time in times.items():
+            self._told.setdefault(topic, (time, now))
+        return due(self, times, now, interval_s)
+
+    with (
+        patch.object(mark_schedule, "REPEAT_S", math.inf),
+        patch.object(MarkSchedule, "due", news),
+    ):
+        yield
+
+
+def promised_over_waiting_records() -> AbstractContextManager[Any]:
+    """A task promises although records that were delivered before still wait."""
+    advance = StreamThread._advance_time
+
+    def regardless(self: StreamThread, message: Any) -> None:
+        if isinstance(message, Promised):
+            message = replace(message, ends=dict.fromkeys(message.ends, 0))
+        advance(self, message)
+
+    return patch.object(StreamThread, "_advance_time", regardless)

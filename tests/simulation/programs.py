@@ -20,6 +20,7 @@ from tests.simulation import topologies
 from tests.simulation.answers import (
     Alone,
     Answer,
+    Complete,
     Counted,
     Either,
     Final,
@@ -34,6 +35,7 @@ from tests.simulation.answers import (
     SettledInCache,
     SettledOuter,
     SettledOuterInCache,
+    Silent,
     Stepwise,
     Written,
 )
@@ -75,6 +77,10 @@ class Program:
     """The stores whose rows are unknown then: every update counts in them."""
     untimed: bool = False
     """Whether the timestamps in its stores depend on which of two topics is read first.
+    """
+    partitions: int = 1
+    """The least number of partitions of its source topics: where it is one, silence
+    means nothing.
     """
     calls: Mapping[str, Any] = field(default_factory=dict)
     at_once: Callable[..., Any] | None = None
@@ -137,6 +143,7 @@ _ALL_SPEAK = {"repartition.idle.ms": 1_000_000_000}
 """No partition counts as silent, however long a process stands still: what is late
 follows from the records alone.
 """
+_SOON_SILENT = {"repartition.idle.ms": 1_000}
 _CALLS: Mapping[str, topologies.Asked] = {
     "in order": topologies.in_order,
     "one at a time": partial(topologies.in_order, most=1),
@@ -324,7 +331,43 @@ PROGRAMS = {
         _to("in"),
         Counted,
         ("counts",),
-        {"repartition.idle.ms": 1_000},
+        _SOON_SILENT,
+        partitions=2,
+        loose=Latest,
+    ),
+    "late windows behind a repartition with silent partitions": Program(
+        partial(topologies.grouped_elsewhere, topologies.count_in_windows),
+        _LATE,
+        Silent,
+        settings=_SOON_SILENT,
+        partitions=2,
+    ),
+    "windows behind a repartition that are emitted in silence": Program(
+        partial(topologies.grouped_elsewhere, topologies.emit_patiently),
+        _to("in"),
+        Complete,
+        settings=_SOON_SILENT,
+        partitions=2,
+    ),
+    "merged windows behind a repartition that are emitted in silence": Program(
+        partial(topologies.merged_elsewhere, topologies.emit_patiently),
+        _LEFT_AND_RIGHT,
+        Complete,
+        settings=_SOON_SILENT | _IN_TURN,
+        partitions=2,
+    ),
+    "windows behind two repartitions that are emitted in silence": Program(
+        partial(topologies.grouped_twice, topologies.emit_patiently, dropped=None),
+        _to("in"),
+        Complete,
+        settings=_SOON_SILENT,
+        partitions=2,
+    ),
+    "windows behind a repartition that overlap and are soon forgotten": Program(
+        partial(topologies.grouped_elsewhere, topologies.count_and_forget),
+        _LATE,
+        Counted,
+        settings=_ALL_SPEAK,
         loose=Latest,
     ),
     "windows behind a repartition of partitions that keep together": Program(

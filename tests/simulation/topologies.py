@@ -28,6 +28,12 @@ from coopstreams import (
 )
 from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
+from tests.simulation.answers import (
+    GRACE_MS,
+    PATIENT_GRACE_MS,
+    PATIENT_SIZE_MS,
+    SIZE_MS,
+)
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
@@ -65,7 +71,7 @@ def windows(builder: StreamsBuilder) -> None:
 
 def count_in_windows(stream: KStream[str, Any]) -> None:
     stream.group_by_key().windowed_by(
-        TimeWindows(milliseconds=10_000, grace=ms(5_000))
+        TimeWindows(milliseconds=SIZE_MS, grace=ms(GRACE_MS))
     ).count(store="counts", retention=ms(DAY_MS)).to_stream().to("out")
 
 
@@ -105,6 +111,22 @@ def emit(stream: KStream[str, Any]) -> None:
         TimeWindows(milliseconds=4_000, grace=ms(1_000))
     )
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def emit_patiently(stream: KStream[str, Any]) -> None:
+    """As `emit`, with more grace than the records of a partition are behind others."""
+    windows = stream.group_by_key().windowed_by(
+        TimeWindows(milliseconds=PATIENT_SIZE_MS, grace=ms(PATIENT_GRACE_MS))
+    )
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def count_and_forget(stream: KStream[str, Any]) -> None:
+    """Count in windows that overlap and are soon forgotten."""
+    windows = TimeWindows(milliseconds=4_000, advance=ms(2_000), grace=ms(1_000))
+    stream.group_by_key().windowed_by(windows).count(store="counts").to_stream().to(
+        "out"
+    )
 
 
 def emit_merged(asked: Asked, builder: StreamsBuilder) -> None:
@@ -370,14 +392,30 @@ def grouped_elsewhere(
     count(stream.repartition(name="once", key=serdes.text, value=serdes.raw))
 
 
-def grouped_twice(
+def merged_elsewhere(
     count: Callable[[KStream[str, Any]], None], builder: StreamsBuilder
 ) -> None:
-    """Count by other keys, behind two repartition topics."""
+    """Count the records of two topics by other keys, behind a repartition topic."""
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.raw)
+        for topic in ("left", "right")
+    )
+    stream = by_prefix(left.merge(right))
+    count(stream.repartition(name="once", key=serdes.text, value=serdes.raw))
+
+
+def grouped_twice(
+    count: Callable[[KStream[str, Any]], None],
+    builder: StreamsBuilder,
+    dropped: bytes | None = b"7",
+) -> None:
+    """Count by other keys, behind two repartition topics, all but the records of a
+    value.
+    """
     stream = builder.stream("in", key=serdes.text, value=serdes.raw)
     first = stream.select_key(lambda key, _: key[:1] + "y", key=serdes.text)
     between = first.repartition(name="once", key=serdes.text, value=serdes.raw)
-    second = by_prefix(between.filter(lambda _, value: value != b"7"))
+    second = by_prefix(between.filter(lambda _, value: value != dropped))
     count(second.repartition(name="twice", key=serdes.text, value=serdes.raw))
 
 

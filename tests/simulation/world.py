@@ -34,6 +34,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 from tests.simulation import disk
 from tests.simulation.answers import Answer, Rows, Written
+from tests.simulation.born import TimedTopics
 from tests.simulation.cluster import MachineClient, MachineLog
 from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
@@ -153,7 +154,7 @@ class World(Stage[Process]):
         )
         self.written = 0
         self.looks = 0
-        self.partitions = self.random.choice((1, 1, 2))
+        self.partitions = max(self.random.choice((1, 1, 2)), program.partitions)
         self.topologies = {
             newer: built(program, self.drawn.get(CALLS, ""), newer=newer)
             for newer in (False, True)
@@ -180,6 +181,7 @@ class World(Stage[Process]):
             self.say,
             self.changelogs,
         )
+        self.timed = TimedTopics(self.cluster.state, self.topologies[False])
         self.queries: Queries | None = None
         self.shelf: Shelf | None = None
         asked = exactly_once and not self.is_reset
@@ -447,6 +449,7 @@ class World(Stage[Process]):
         self._check("results", self.answer.tell(self._told()))
         self.say("the application is reset")
         self.changelogs.begin_anew()
+        self.timed.begin_anew()
         versions = [
             topology.optimized(self.drawn.get(OPTIMIZATION, "none"))
             for topology in self.topologies.values()
@@ -489,6 +492,8 @@ class World(Stage[Process]):
             yield "members", self.neighbour.wrong
         yield "calls", service.wrong
         yield "results", self.answer.tell(self._told())
+        if self.exactly_once:
+            yield "births", self.timed.wrong()
         if self.queries is not None:
             yield "queries", self.queries.wrong
         if whole and not self.lost_row:

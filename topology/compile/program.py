@@ -409,6 +409,21 @@ class BoundProgram:
         nodes = self._compiled.operator_times[source.topic]
         return [operators[node].time(operator_times, stream_time) for node in nodes]
 
+    def keep_promises(
+        self,
+        source: TopicPartition,
+        stream_time: int,
+        operator_times: OperatorTimes,
+    ) -> None:
+        """Let commits tell what an earlier run has promised for timed topics, which the
+        stream time does not reach.
+        """
+        times = self.resumed(source, -1, operator_times)
+        nodes = self._compiled.operator_times[source.topic]
+        for node, time in zip(nodes, times, strict=True):
+            if time > stream_time and node in self._timed_sinks.values():
+                self._promised = max(self._promised, time)
+
     def operator_times(self, topic: str) -> OperatorTimes:
         """Return the times for a commit."""
         if not (nodes := self._compiled.operator_times[topic]):
