@@ -370,9 +370,7 @@ def test_what_comes_through_a_repartition_is_folded_and_what_leads_there_is_not(
     rekeyed = builder.stream("flights", key=serdes.text, value=serdes.json).select_key(
         field("delay"), key=serdes.json
     )
-    rekeyed.group_by_key().windowed_by(
-        TimeWindows(milliseconds=1000, grace=GRACE)
-    ).count(store="per-delay")
+    rekeyed.group_by_key().count(store="per-delay")
     topology = builder.build()
     native, python = both(spark, topology, flights(4, 800), tmp_path, ranges=2)
     assert GOES_ON not in caplog.text
