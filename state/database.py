@@ -18,7 +18,12 @@ memory, and a range that is cut again would have to move).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from heapq import merge
 from itertools import chain, islice
@@ -118,7 +123,10 @@ class Database:
         return self._of[store].beginning_with(store, key)
 
     def by_timestamp(
-        self, store: str, groups: Iterable[int], first_ms: int
+        self,
+        store: str,
+        groups: Iterable[int],
+        first_ms: int,
     ) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live,
         from a timestamp on.
@@ -128,7 +136,13 @@ class Database:
         """
         return self._of[store].by_timestamp(store, groups, first_ms)
 
-    def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
+    def windows_of(
+        self,
+        store: str,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their
         values, by time, as of now.
 
@@ -144,7 +158,9 @@ class Database:
         return self._of[store].latest_ms(store)
 
     def write(
-        self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
+        self,
+        changes: Sequence[Change],
+        checkpoints: Mapping[str, Sequence[Checkpoint]],
     ) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the
         segments that have expired.
@@ -262,7 +278,9 @@ class EngineStores:
         # The checkpoints of all stores: `drop` clears a key range of stores that this
         # version does not have, too.
         for key, data in engine.scan(
-            _META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)
+            _META,
+            _CHECKPOINT,
+            layout.prefix_end(_CHECKPOINT),
         ):
             self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(
                 data
@@ -331,11 +349,16 @@ class EngineStores:
         first = layout.database_key(key, key)
         with self._lock:
             return self._engine.scan(
-                layout.family_of(store), first, layout.prefix_end(first)
+                layout.family_of(store),
+                first,
+                layout.prefix_end(first),
             )
 
     def by_timestamp(
-        self, store: str, groups: Iterable[int], first_ms: int
+        self,
+        store: str,
+        groups: Iterable[int],
+        first_ms: int,
     ) -> Iterator[tuple[int, bytes]]:
         """See `Database.by_timestamp`."""
         family = layout.expiry_family(store)
@@ -347,7 +370,8 @@ class EngineStores:
                 rows = [iter(sorted(few))]
             else:
                 found = self._scans(
-                    family, [_bounds(group, start, None) for group in wanted]
+                    family,
+                    [_bounds(group, start, None) for group in wanted],
                 )
                 rows = [_without_group(each) for each in found]
         at = layout.START_BYTES
@@ -355,7 +379,13 @@ class EngineStores:
             (layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows)
         )
 
-    def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
+    def windows_of(
+        self,
+        store: str,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> Rows:
         """See `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of
@@ -365,7 +395,11 @@ class EngineStores:
         place = layout.database_key(key, key)
         rows: list[Rows] = []
 
-        def read(family: str, since: int, until: int) -> None:
+        def read(
+            family: str,
+            since: int,
+            until: int,
+        ) -> None:
             low = place + layout.TIMESTAMP.pack(since)
             high = layout.prefix_end(place + layout.TIMESTAMP.pack(until))
             rows.append(self._engine.scan(family, low, high))
@@ -399,7 +433,9 @@ class EngineStores:
             ) - 1
 
     def write(
-        self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
+        self,
+        changes: Sequence[Change],
+        checkpoints: Mapping[str, Sequence[Checkpoint]],
     ) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the
         segments that have expired.
@@ -579,7 +615,9 @@ class EngineStores:
         ]
 
     def _write(
-        self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]
+        self,
+        changes: Sequence[Change],
+        checkpoints: Mapping[str, Checkpoints],
     ) -> None:
         for change in changes:
             self._make(change.family)
@@ -726,7 +764,11 @@ class EngineStores:
         )
 
     def _scans(
-        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+        self,
+        family: str,
+        bounds: Sequence[Bounds],
+        *,
+        reverse: bool = False,
     ) -> list[Rows]:
         if isinstance(self._engine, Scanning):
             return self._engine.scans(family, bounds, reverse=reverse)
@@ -736,7 +778,11 @@ class EngineStores:
         return any(True for _ in self._first(family, *layout.group_bounds(groups), 1))
 
     def _first(
-        self, family: str, start: bytes, end: bytes | None, most: int
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        most: int,
     ) -> Iterable[tuple[bytes, bytes]]:
         if isinstance(self._engine, Peeking):
             return self._engine.first(family, start, end, most)
@@ -751,11 +797,19 @@ def _checkpoint_key(store: str) -> bytes:
     return _CHECKPOINT + store.encode()
 
 
-def _is_between(key: bytes, start: bytes | None, end: bytes | None) -> bool:
+def _is_between(
+    key: bytes,
+    start: bytes | None,
+    end: bytes | None,
+) -> bool:
     return (start is None or key >= start) and (end is None or key < end)
 
 
-def _bounds(group: int, start: bytes | None, end: bytes | None) -> Bounds:
+def _bounds(
+    group: int,
+    start: bytes | None,
+    end: bytes | None,
+) -> Bounds:
     """Return the bounds of the store keys start <= key < end of a key group."""
     first, behind = layout.group_bounds(KeyGroups(group, group))
     return first + (start or b""), behind if end is None else first + end

@@ -24,7 +24,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -272,7 +277,10 @@ class StateDirectory:
         ]
 
     def _use(
-        self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool
+        self,
+        at: tuple[int, int],
+        specs: Sequence[StoreSpec],
+        wipe_corrupt: bool,
     ) -> Database:
         if not self._folder_lock.held:
             raise StateError(f'state folder "{self.folder}" is closed')
@@ -284,11 +292,16 @@ class StateDirectory:
         return known.database
 
     def _database(
-        self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool
+        self,
+        at: tuple[int, int],
+        specs: Sequence[StoreSpec],
+        wipe_corrupt: bool,
     ) -> Database:
         try:
             return open_database(
-                specs, self._store_type, partial(self._engine, at, wipe_corrupt)
+                specs,
+                self._store_type,
+                partial(self._engine, at, wipe_corrupt),
             )
         except StateCorruptError as error:  # its engines opened, but could not be read
             if not wipe_corrupt:
@@ -297,11 +310,16 @@ class StateDirectory:
             for folder in self._folders(at):
                 _remove(folder)
             return open_database(
-                specs, self._store_type, partial(self._engine, at, wipe_corrupt)
+                specs,
+                self._store_type,
+                partial(self._engine, at, wipe_corrupt),
             )
 
     def _engine(
-        self, at: tuple[int, int], wipe_corrupt: bool, store_type: str
+        self,
+        at: tuple[int, int],
+        wipe_corrupt: bool,
+        store_type: str,
     ) -> Engine:
         folder = self._path(at)
         try:
@@ -334,7 +352,8 @@ class StateDirectory:
         except StateError as error:
             # its users are gone, and failed writes were reported to the last writer
             log.warning(
-                "%s. The changelogs restore the writes that it has lost.", error
+                "%s. The changelogs restore the writes that it has lost.",
+                error,
             )
         for folder in self._folders(at) if empty else ():
             _remove(folder)
@@ -385,7 +404,11 @@ class Databases:
         """Return the state of a task over its database, after the restore."""
         part = self.subtopology(task)
         return TaskState(
-            database, part.stores, task.key_range, self._cache_bytes, self._tables(part)
+            database,
+            part.stores,
+            task.key_range,
+            self._cache_bytes,
+            self._tables(part),
         )
 
     def leave(self, task: TaskId) -> None:
@@ -447,7 +470,9 @@ class _Lock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
         self._file = os.open(
-            folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            folder / "lock",
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+            0o644,
         )
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

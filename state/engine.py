@@ -76,7 +76,12 @@ class Engine(Protocol):
         ...
 
     def scan(
-        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
     ) -> Rows:
         """Return the current rows with start <= key < end of an existing family,
         ascending or descending.
@@ -105,7 +110,11 @@ class Scanning(Engine, Protocol):
     """
 
     def scans(
-        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+        self,
+        family: str,
+        bounds: Sequence[Bounds],
+        *,
+        reverse: bool = False,
     ) -> list[Rows]:
         """Return the current rows within each of these bounds of an existing family,
         all of one moment.
@@ -120,7 +129,11 @@ class Peeking(Engine, Protocol):
     """
 
     def first(
-        self, family: str, start: bytes, end: bytes | None, most: int
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        most: int,
     ) -> list[tuple[bytes, bytes]]:
         """Return the first rows with start <= key < end of an existing family, `most`
         of them, ascending.
@@ -134,7 +147,13 @@ class Ingesting(Engine, Protocol):
     rows are written one by one.
     """
 
-    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
+    def ingest(
+        self,
+        family: str,
+        files: Sequence[Path],
+        *,
+        move: bool = True,
+    ) -> None:
         """Add the rows of sorted files (at least one; `sst`) to an existing family,
         over its rows.
 

@@ -8,7 +8,12 @@ a package).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -82,7 +87,9 @@ def open_engine(folder: Path, store_type: str) -> Engine:
 
 
 def open_database(
-    specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]
+    specs: Sequence[StoreSpec],
+    default: str,
+    open_engine: Callable[[str], Engine],
 ) -> Database:
     """Return the database of these stores, each in an engine of its store type; without
     stores, nothing is on disk.

@@ -58,7 +58,12 @@ class ExpiringTable(Table):
     due_ms: int
     """The stream time at which `expired` has something to do."""
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         super().__init__(database, spec, groups)
         assert spec.ttl_ms is not None
         self._ttl_ms = spec.ttl_ms
@@ -191,7 +196,9 @@ class ExpiringTable(Table):
         commit will list.
         """
         rows = self._database.by_timestamp(
-            self.spec.name, self._groups.numbers, self._read_to
+            self.spec.name,
+            self._groups.numbers,
+            self._read_to,
         )
         found = list(islice(rows, CHUNK))
         first = self._read_to

@@ -40,7 +40,10 @@ class GlobalRows:
         self.dropped: Counter[tuple[str, str]] = Counter()
         """Records dropped for their timestamp, by node and reason."""
         self._source = source or Source(
-            name=spec.name, topics=(), key=spec.key, value=spec.value
+            name=spec.name,
+            topics=(),
+            key=spec.key,
+            value=spec.value,
         )
         self._extract = (
             None if self._source.timestamp is None else timestamp_column(self._source)
@@ -52,7 +55,10 @@ class GlobalRows:
         self.entries: dict[bytes, Entry] = {}
 
     def apply(
-        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        on_failure: OnFailure,
     ) -> None:
         """Apply records of the topic: the latest of a key is its row, and a tombstone
         deletes it. Ignores null keys.
@@ -97,7 +103,10 @@ class GlobalRows:
                     )
 
     def _timed(
-        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        on_failure: OnFailure,
     ) -> Columns:
         """Return the records that have a valid timestamp, with what the extractor says."""
         if self._extract is not None:
@@ -134,7 +143,9 @@ class GlobalRows:
         return []
 
     def scan(
-        self, start: bytes | None, end: bytes | None
+        self,
+        start: bytes | None,
+        end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order, as they are now."""
         rows = sorted(dict(self.entries).items(), key=lambda row: row[0])

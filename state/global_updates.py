@@ -35,7 +35,9 @@ from coopstreams.topology.stores import Entry
 
 
 def rows_of(
-    table: GlobalTable, clock: Callable[[], int], extractor: Function | None
+    table: GlobalTable,
+    clock: Callable[[], int],
+    extractor: Function | None,
 ) -> GlobalRows:
     """Return the empty rows of a global table. `clock`: the wall clock of its
     processor, in milliseconds. `extractor`: of the timestamps; None: Kafka's, and
@@ -89,7 +91,10 @@ class UpdatedRows(GlobalRows):
         self._work.begin()
 
     def apply(
-        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        on_failure: OnFailure,
     ) -> None:
         """Give the records to the processor, one after the other.
 
@@ -163,7 +168,9 @@ class _Drafts(GlobalRows):
         self._changed[key] = entry
 
     def scan(
-        self, start: bytes | None, end: bytes | None
+        self,
+        start: bytes | None,
+        end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order."""
         rows = {key: self._copy(entry) for key, entry in self._rows.scan(start, end)}
@@ -225,7 +232,12 @@ class _Around:
         self._at: RecordMetadata | None = None
         self._stream_time = -1
 
-    def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
+    def take(
+        self,
+        at: RecordMetadata,
+        timestamp: int,
+        headers: Headers | None,
+    ) -> None:
         """Set the current record."""
         self._at = at
         self._stream_time = max(timestamp, self._stream_time)
@@ -252,7 +264,12 @@ class _Around:
         """Make a call."""
         call()
 
-    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:  # noqa: ARG002 there is none
+    def fail_punctuation(
+        self,
+        node: str,  # noqa: ARG002 no failure handler exists here
+        error: Exception,
+        now_ms: int,  # noqa: ARG002 likewise
+    ) -> None:
         """Raise the error: no failure handler exists here."""
         raise error
 

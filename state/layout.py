@@ -22,7 +22,13 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyGroups, KeyRange, key_hash
+from coopstreams.topology.keys import (
+    GROUPS,
+    HASH_BITS,
+    KeyGroups,
+    KeyRange,
+    key_hash,
+)
 from coopstreams.topology.stores import StoreKind, StoreSpec
 
 GROUP_SHIFT: Final = HASH_BITS - 8

@@ -91,7 +91,12 @@ class Slice:
         changelog with that id.
         """
         return Checkpoint(
-            self.first, self.last, self.offset, self.observed, self.true_ms, topic_id
+            self.first,
+            self.last,
+            self.offset,
+            self.observed,
+            self.true_ms,
+            topic_id,
         )
 
 
@@ -142,7 +147,8 @@ class Manifest:
         """
         content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
         return msgspec.json.format(
-            msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1
+            msgspec.json.encode({**content, "sha256": _digest(content)}),
+            indent=1,
         )
 
     @staticmethod
@@ -199,7 +205,9 @@ def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     """Yield the checkpoints, cut at the bounds of slices."""
     for run in checkpoints:
         for start in range(
-            run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS
+            run.first - run.first % SLICE_GROUPS,
+            run.last + 1,
+            SLICE_GROUPS,
         ):
             yield replace(
                 run,
@@ -214,12 +222,15 @@ def whole_slices(key_range: KeyRange) -> KeyRange:
     """
     first, last = layout.groups_of(key_range)
     return KeyRange.of_groups(
-        first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1
+        first - first % SLICE_GROUPS,
+        last - last % SLICE_GROUPS + SLICE_GROUPS - 1,
     )
 
 
 def placed(
-    slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int
+    slices: Iterable[Slice],
+    offsets: Mapping[int, int],
+    true_ms: int,
 ) -> tuple[Slice, ...]:
     """Return the slices with these changelog offsets (by partition), which a backfill
     knows only after its tasks.

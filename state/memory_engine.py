@@ -48,13 +48,22 @@ class Memory:
         return get
 
     def scan(
-        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
     ) -> Rows:
         """Return the current rows with start <= key < end."""
         return self._rows(self._copied(family, start, end, reverse=reverse))
 
     def first(
-        self, family: str, start: bytes, end: bytes | None, most: int
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        most: int,
     ) -> list[tuple[bytes, bytes]]:
         """Return the first rows with start <= key < end, `most` of them."""
         return self._copied(family, start, end, most)

@@ -98,7 +98,10 @@ class NativeRows(Protocol):
         """Return the first place of a changed row outside of these key groups."""
 
     def freeze(
-        self, encode: Callable[[bytes, Any], bytes], segment_ms: int, horizon: int
+        self,
+        encode: Callable[[bytes, Any], bytes],
+        segment_ms: int,
+        horizon: int,
     ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
         """Return the changelog of the changed rows, which are clean then, and places
         and rows of each time segment.
@@ -127,7 +130,11 @@ class NativeTable(Table):
     """A `TableStore` of kind `key_value` over native rows. One thread."""
 
     def __init__(
-        self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+        rows: NativeRows,
     ) -> None:
         super().__init__(database, spec, groups)
         self.rows = rows
@@ -176,7 +183,8 @@ class NativeTable(Table):
         if stray is not None:
             raise self._stray(stray)
         (keys, values, timestamps), families = self.rows.freeze(
-            self._encoded, *self._times_of_rows()
+            self._encoded,
+            *self._times_of_rows(),
         )
         self.frozen += [
             Change(
@@ -238,7 +246,11 @@ class NativeWindowTable(NativeTable):
     """
 
     def __init__(
-        self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+        rows: NativeRows,
     ) -> None:
         super().__init__(database, spec, groups, rows)
         self._visible = VisibleWindows(database, spec, groups)

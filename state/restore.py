@@ -29,7 +29,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -154,7 +160,11 @@ class Bounds:
         return ""
 
 
-def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int]:
+def lacking(
+    known: Checkpoints,
+    key_range: KeyRange,
+    bounds: Bounds,
+) -> list[int]:
     """Return the key groups of a range, ascending, from which a restore cannot
     continue.
 
@@ -475,7 +485,9 @@ class Restore:
         if self.spec.kind not in layout.SEGMENTED:
             if keys:
                 yield Change(
-                    layout.family_of(self.spec.name), keys, [keep[key] for key in keys]
+                    layout.family_of(self.spec.name),
+                    keys,
+                    [keep[key] for key in keys],
                 )
             if self.spec.ttl_ms is not None:
                 rows = [(key, row) for key, row in keep.items() if row is not None]
@@ -493,7 +505,8 @@ class Restore:
         segments: dict[int, list[bytes]] = {}
         for key in keys:
             segments.setdefault(
-                layout.time_of(self.spec.kind, key) // length, []
+                layout.time_of(self.spec.kind, key) // length,
+                [],
             ).append(key)
         for segment, of_segment in segments.items():
             yield Change(
@@ -509,7 +522,8 @@ class Restore:
             return self._need[group], self._unproven_from[group]
 
         for (offset, unproven_from), alike in groupby(
-            sorted(groups, key=lambda group: (*reached(group), group)), key=reached
+            sorted(groups, key=lambda group: (*reached(group), group)),
+            key=reached,
         ):
             for run in _runs(list(alike)):
                 at_end = all(offset >= self._stops[group] for group in run)
@@ -635,6 +649,7 @@ def _groups(key_range: KeyRange) -> range:
 def _runs(groups: Sequence[int]) -> Iterator[list[int]]:
     """Yield the ascending groups in contiguous runs."""
     for _, run in groupby(
-        enumerate(groups), key=lambda numbered: numbered[1] - numbered[0]
+        enumerate(groups),
+        key=lambda numbered: numbered[1] - numbered[0],
     ):
         yield [group for _, group in run]

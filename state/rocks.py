@@ -52,7 +52,12 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from coopstreams.state.engine import Bounds, Change, Getter, Rows
+from coopstreams.state.engine import (
+    Bounds,
+    Change,
+    Getter,
+    Rows,
+)
 from coopstreams.topology.errors import (
     SnapshotError,
     StateCorruptError,
@@ -128,7 +133,9 @@ class Rocks:
         try:
             names = Rdict.list_cf(path, options()) if known else [_DEFAULT]
             self._db = Rdict(
-                path, options(), column_families={name: options() for name in names}
+                path,
+                options(),
+                column_families={name: options() for name in names},
             )
         except Exception as error:
             raise self._error(error, opening=True) from error
@@ -205,13 +212,22 @@ class Rocks:
         return get
 
     def scan(
-        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
     ) -> Rows:
         """Return the current rows with start <= key < end."""
         return self.scans(family, [(start, end)], reverse=reverse)[0]
 
     def scans(
-        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+        self,
+        family: str,
+        bounds: Sequence[Bounds],
+        *,
+        reverse: bool = False,
     ) -> list[Rows]:
         """Return the current rows within each of these bounds, all of one moment: they
         share an iterator.
@@ -241,7 +257,13 @@ class Rocks:
             except Exception as error:
                 raise self._error(error) from error
 
-    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
+    def ingest(
+        self,
+        family: str,
+        files: Sequence[Path],
+        *,
+        move: bool = True,
+    ) -> None:
         """Add the rows of sorted files to an existing family."""
         how = IngestExternalFileOptions()
         how.set_move_files(move)
@@ -255,7 +277,8 @@ class Rocks:
                 raise self._error(error) from error
             try:
                 self._columns[family].rdict.ingest_external_file(
-                    [str(file) for file in files], how
+                    [str(file) for file in files],
+                    how,
                 )
             except Exception as error:  # the fault is in the files, not in the database
                 raise SnapshotError(
@@ -354,12 +377,18 @@ class Rocks:
                 put(key, value, handle)
 
     def _vanish(
-        self, batch: WriteBatch, family: str, start: bytes, end: bytes | None
+        self,
+        batch: WriteBatch,
+        family: str,
+        start: bytes,
+        end: bytes | None,
     ) -> None:
         column = self._columns[family]
         if start < (_BEYOND if end is None else end):
             batch.delete_range(
-                start, _BEYOND if end is None else end, self._handles[column.name]
+                start,
+                _BEYOND if end is None else end,
+                self._handles[column.name],
             )
         if end is None:
             rest = column.rdict.iter()
@@ -369,7 +398,11 @@ class Rocks:
                 rest.next()
 
     def _rows(
-        self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool
+        self,
+        cursor: _Cursor,
+        start: bytes,
+        end: bytes | None,
+        reverse: bool,
     ) -> Iterator[tuple[bytes, bytes]]:
         # In chunks: between them only the cursor holds the iterator, so that `close`
         # can take it away.
@@ -384,7 +417,12 @@ class Rocks:
                 start = chunk[-1][0] + b"\0"
 
     def _chunk(
-        self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool, size: int
+        self,
+        cursor: _Cursor,
+        start: bytes,
+        end: bytes | None,
+        reverse: bool,
+        size: int,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Return the first rows, `size` at most and at least one if there is any, and
         whether there are more.

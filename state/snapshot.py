@@ -25,7 +25,13 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
-from coopstreams.state.manifest import DamagedManifestError, File, Manifest, Slice, cut
+from coopstreams.state.manifest import (
+    DamagedManifestError,
+    File,
+    Manifest,
+    Slice,
+    cut,
+)
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
 from coopstreams.state.storage import Heard, Storage, nobody
 from coopstreams.topology.errors import SnapshotError, StateCorruptError, TopologyError
@@ -60,7 +66,12 @@ class SnapshotWriter:
         SnapshotError: the run has an illegal name, or the storage cannot be used.
     """
 
-    def __init__(self, url: str, application: str, run: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        application: str,
+        run: str,
+    ) -> None:
         if not _RUN.fullmatch(run):
             raise SnapshotError(
                 f'"{run}" is no name for a run: letters, digits, and . _ - behind the first'
@@ -70,7 +81,11 @@ class SnapshotWriter:
         self._run = run
 
     def export(
-        self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange
+        self,
+        database: Database,
+        spec: StoreSpec,
+        partition: int,
+        key_range: KeyRange,
     ) -> list[Slice]:
         """Write the rows of a store and key range in a database, as of now; return the
         slices with their checkpoints.
@@ -103,11 +118,22 @@ class SnapshotWriter:
             if (file := self._write(store, partition, at, family, rows)) is not None
         )
         return Slice(
-            partition, at.first, at.last, at.offset, at.observed, at.true_ms, files
+            partition,
+            at.first,
+            at.last,
+            at.offset,
+            at.observed,
+            at.true_ms,
+            files,
         )
 
     def _write(
-        self, store: str, partition: int, at: Checkpoint, family: str, rows: Rows
+        self,
+        store: str,
+        partition: int,
+        at: Checkpoint,
+        family: str,
+        rows: Rows,
     ) -> File | None:
         with tempfile.TemporaryDirectory(prefix="coopstreams-snapshot-") as folder:
             local = Path(folder) / "slice.sst"
@@ -133,7 +159,8 @@ class SnapshotWriter:
 def store_manifest(url: str, manifest: Manifest) -> None:
     """Write the manifest of a run, without publishing it."""
     Storage(url).write(
-        f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json()
+        f"{manifest.application}/{manifest.run}/{MANIFEST}",
+        manifest.to_json(),
     )
 
 
@@ -141,7 +168,8 @@ def publish(url: str, manifest: Manifest) -> None:
     """Write a manifest and publish it in place of the one before."""
     store_manifest(url, manifest)
     Storage(url).write(
-        f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n"
+        f"{manifest.application}/{CURRENT}",
+        manifest.run.encode() + b"\n",
     )
 
 
@@ -151,7 +179,11 @@ def current_run(url: str, application: str) -> str | None:
     return None if found is None else found.decode(errors="replace").strip()
 
 
-def load(url: str, application: str, run: str | None = None) -> Manifest | None:
+def load(
+    url: str,
+    application: str,
+    run: str | None = None,
+) -> Manifest | None:
     """Return the manifest of a run, by default the published one; None if none is
     published.
 
@@ -205,7 +237,11 @@ class FetchedFile:
 
 
 def fetch(
-    storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody
+    storage: Storage,
+    application: str,
+    file: File,
+    folder: Path,
+    heard: Heard = nobody,
 ) -> FetchedFile:
     """Copy a file of a snapshot into a folder and check it.
 
@@ -248,14 +284,21 @@ def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
                 ) as folder:
                     try:
                         fetched = fetch(
-                            storage, manifest.application, file, Path(folder)
+                            storage,
+                            manifest.application,
+                            file,
+                            Path(folder),
                         )
                         yield file, _wrong(fetched, name, each)
                     except (SnapshotError, StateCorruptError) as error:
                         yield file, str(error)
 
 
-def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
+def _wrong(
+    fetched: FetchedFile,
+    store: str,
+    of: Slice,
+) -> str:
     keys = [key for key, _ in read_sst(fetched.path)]
     file = fetched.file
     if (
@@ -273,7 +316,11 @@ def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
 
 
 def sweep(
-    url: str, application: str, *, keep: int = 1, doing: bool = True
+    url: str,
+    application: str,
+    *,
+    keep: int = 1,
+    doing: bool = True,
 ) -> list[str]:
     """Delete the unpublished runs except the newest `keep`, and files that no manifest
     names; return the names.
@@ -301,7 +348,10 @@ def sweep(
 
 
 def _kept_and_working(
-    storage: Storage, url: str, application: str, keep: int
+    storage: Storage,
+    url: str,
+    application: str,
+    keep: int,
 ) -> tuple[list[Manifest], set[str]]:
     """Return the manifests that a sweep keeps, and the runs that may still be at work."""
     counts = current_run(url, application)
@@ -341,7 +391,11 @@ def _is_legal(application: str) -> bool:
         return False
 
 
-def _undamaged(url: str, application: str, run: str) -> list[Manifest]:
+def _undamaged(
+    url: str,
+    application: str,
+    run: str,
+) -> list[Manifest]:
     """Return the manifest of a run; none, with a warning, if it is damaged."""
     try:
         manifest = load(url, application, run)

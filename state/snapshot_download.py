@@ -33,7 +33,12 @@ from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.state.storage import GivenUpError
-from coopstreams.state.worker_pool import Job, Start, WorkerPool, start_daemon
+from coopstreams.state.worker_pool import (
+    Job,
+    Start,
+    WorkerPool,
+    start_daemon,
+)
 from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
@@ -314,7 +319,10 @@ class SnapshotDownload:
                 return
         self.keys = keys
         log.info(
-            "%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good)
+            "%s: %d keys in %d slices of a snapshot",
+            self._where,
+            keys,
+            len(self._good),
         )
 
     def _put(self, workers: WorkerPool, job: Job) -> None:

@@ -23,9 +23,19 @@ from threading import Lock
 from typing import TypeVar
 
 from coopstreams.state.engine import Rows
-from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
+from coopstreams.state.manifest import (
+    Manifest,
+    Slice,
+    StoreSlices,
+    shape_of,
+)
 from coopstreams.state.restore import Bounds
-from coopstreams.state.snapshot import FetchedFile, current_run, fetch, load
+from coopstreams.state.snapshot import (
+    FetchedFile,
+    current_run,
+    fetch,
+    load,
+)
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import GivenUpError, Heard, Storage
 from coopstreams.topology.errors import SnapshotError
@@ -46,7 +56,11 @@ class Changelog:
     partitions: int
 
 
-def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
+def misfit(
+    store: StoreSlices,
+    spec: StoreSpec,
+    changelog: Changelog,
+) -> str:
     """Return why a store's snapshot cannot be used at all; empty if it may be."""
     if store.shape != shape_of(spec):
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
@@ -66,7 +80,10 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
 
 
 def choose(
-    store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
+    store: StoreSlices,
+    partition: int,
+    groups: Sequence[int],
+    bounds: Bounds,
 ) -> tuple[list[Slice], str]:
     """Return the slices to take, each cut to the wanted key groups, and a reason why
     others cannot be taken, or empty.
@@ -102,7 +119,12 @@ class Snapshots:
     moved, not copied. Making a `Snapshots` empties it.
     """
 
-    def __init__(self, url: str, application: str, folder: Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        application: str,
+        folder: Path,
+    ) -> None:
         self.folder = folder
         self._url = url
         self._application = application
@@ -144,7 +166,12 @@ class Snapshots:
             )
         return slices
 
-    def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
+    def fetch(
+        self,
+        wanted: Slice,
+        folder: Path,
+        heard: Heard,
+    ) -> list[FetchedFile]:
         """Return the files of a slice, with rows of its groups only: a file at the edge
         of a range is rewritten.
 
@@ -196,7 +223,11 @@ def _twice(ask: Callable[[], T]) -> T:
         return ask()
 
 
-def _within(wanted: Slice, rows: Rows, heard: Heard) -> Rows:
+def _within(
+    wanted: Slice,
+    rows: Rows,
+    heard: Heard,
+) -> Rows:
     for row in rows:
         heard(0)  # raises if the download was cancelled: this loop may take long
         if wanted.first <= row[0][0] <= wanted.last:

@@ -75,7 +75,8 @@ def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """
     try:
         with tempfile.TemporaryDirectory(
-            prefix="coopstreams-sst-", dir=file.parent
+            prefix="coopstreams-sst-",
+            dir=file.parent,
         ) as folder:
             database = Rocks(Path(folder))
             try:

@@ -118,7 +118,12 @@ class Storage:
         except Exception as error:
             raise self._error("write", name, error) from error
 
-    def download(self, name: str, file: Path, heard: Heard = nobody) -> bool:
+    def download(
+        self,
+        name: str,
+        file: Path,
+        heard: Heard = nobody,
+    ) -> bool:
         """Copy the bytes under a name to a local file; return False if there is no such
         name.
 
@@ -132,7 +137,9 @@ class Storage:
                 _copy(Path(self._path(name)), file, heard)
             else:
                 self._files.get_file(
-                    self._path(name), str(file), callback=_callback(heard)
+                    self._path(name),
+                    str(file),
+                    callback=_callback(heard),
                 )
         except FileNotFoundError:
             return False
@@ -170,7 +177,12 @@ class Storage:
         if self._folders:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def _error(self, verb: str, name: str, error: Exception) -> SnapshotError:
+    def _error(
+        self,
+        verb: str,
+        name: str,
+        error: Exception,
+    ) -> SnapshotError:
         return SnapshotError(
             f'cannot {verb} "{name}" at {self._shown}: {type(error).__name__}: {error}'
         )
@@ -187,7 +199,11 @@ def _callback(heard: Heard) -> Any:
     return Chunks()
 
 
-def _copy(source: Path, target: Path, heard: Heard) -> None:
+def _copy(
+    source: Path,
+    target: Path,
+    heard: Heard,
+) -> None:
     with source.open("rb") as old, target.open("wb") as new:
         while data := old.read(_CHUNK):
             new.write(data)

@@ -62,7 +62,11 @@ class PlacedEntry(Entry):
     __slots__ = ("at",)
 
     def __init__(
-        self, at: bytes, value: Any, timestamp: int, stored: bytes | None
+        self,
+        at: bytes,
+        value: Any,
+        timestamp: int,
+        stored: bytes | None,
     ) -> None:
         self.at = at
         self.value = value
@@ -106,7 +110,12 @@ class Table:
     _get: Getter
     """Looks a row up in the database. Stores in time segments have a getter for each."""
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         self.spec = spec
         self.siblings = database.siblings
         self.guard: AbstractContextManager[Any] = database.guard
@@ -160,7 +169,9 @@ class Table:
         return list(self._dirty.items())
 
     def scan(
-        self, start: bytes | None, end: bytes | None
+        self,
+        start: bytes | None,
+        end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live entries with start <= key < end in key order, the buffer's
         over the database's.
@@ -214,7 +225,10 @@ class Table:
             sample
         ) + len(places[0])
         return ChangelogBatch(
-            self.spec.name, self._changelog_keys(self._latest), values, timestamps
+            self.spec.name,
+            self._changelog_keys(self._latest),
+            values,
+            timestamps,
         )
 
     def discard(self) -> None:
@@ -261,7 +275,8 @@ class Table:
                 self.entries[key] = entry  # move to the end of the queue
         for key in list(
             islice(
-                (key for key, entry in self.entries.items() if not entry.dirty), excess
+                (key for key, entry in self.entries.items() if not entry.dirty),
+                excess,
             )
         ):
             self._forget(key)
@@ -351,7 +366,8 @@ class Table:
         except Exception as error:
             away = registry_is_away(error)
             raise (self._not_yet if away else self._unwritable)(
-                entry.at[1:], error
+                entry.at[1:],
+                error,
             ) from error
         return columns
 
@@ -385,7 +401,12 @@ class SubscriberTable(Table):
     it anew).
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         super().__init__(database, spec, groups)
         self._of: dict[bytes, set[bytes]] = {}
         """The keys of `entries` by plain key."""
@@ -448,7 +469,9 @@ class SubscriberTable(Table):
 
 
 def _between(
-    keys: Iterable[bytes], start: bytes | None, end: bytes | None
+    keys: Iterable[bytes],
+    start: bytes | None,
+    end: bytes | None,
 ) -> Iterable[bytes]:
     """Return the keys with start <= key < end, in their order."""
     if start is not None:

@@ -15,7 +15,12 @@ abort would have to wipe it).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -68,10 +73,13 @@ class TaskState:
         )  # without stores, any range will do
         for spec in specs:
             kind = _KINDS.get(
-                spec.kind, Table if spec.ttl_ms is None else ExpiringTable
+                spec.kind,
+                Table if spec.ttl_ms is None else ExpiringTable,
             )
             self._tables[spec.name] = tables.get(spec.name, kind)(
-                database, spec, self._groups
+                database,
+                spec,
+                self._groups,
             )
         self.pasts = frozenset(
             spec.past.name for spec in specs if spec.past is not None
@@ -232,7 +240,9 @@ class TaskState:
         return {
             name: [
                 replace(
-                    run, observed=max(run.observed, table.observed), true_ms=NEVER_TRUE
+                    run,
+                    observed=max(run.observed, table.observed),
+                    true_ms=NEVER_TRUE,
                 )
                 for run in self._database.checkpoints(name).within(self._groups)
             ]

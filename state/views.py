@@ -19,7 +19,12 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
-from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
+from coopstreams.topology.keys import (
+    GROUPS,
+    KeyRange,
+    key_group,
+    key_hash,
+)
 from coopstreams.topology.stores import StoreSpec, check_range
 
 _EVER = -(1 << 63)
@@ -55,7 +60,10 @@ class KeyRangeView:
     """The rows of some key ranges of a store."""
 
     def __init__(
-        self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]
+        self,
+        database: Database,
+        spec: StoreSpec,
+        ranges: Sequence[KeyRange],
     ) -> None:
         self.spec = spec
         self.ranges = tuple(ranges)
@@ -82,7 +90,8 @@ class KeyRangeView:
             if start < self._horizons()[key_group(key_hash(plain))]:
                 return None
             getter = self._database.segment_getter(
-                self.spec.name, start // layout.segment_ms(self.spec)
+                self.spec.name,
+                start // layout.segment_ms(self.spec),
             )
             data = None if getter is None else getter(layout.database_key(plain, key))
         return None if data is None else layout.unpack(data)
@@ -110,7 +119,12 @@ class KeyRangeView:
             end = behind if end is None else end if behind is None else min(end, behind)
         return self._rows(start, end, reverse=reverse)
 
-    def fetch(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Window]:
+    def fetch(
+        self,
+        key: bytes,
+        from_ms: int,
+        to_ms: int,
+    ) -> Iterator[Window]:
         """Return the windows of a key with from_ms <= start <= to_ms, in the order of
         their starts; lazily.
 
@@ -132,7 +146,12 @@ class KeyRangeView:
             Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows
         )
 
-    def sessions(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Session]:
+    def sessions(
+        self,
+        key: bytes,
+        from_ms: int,
+        to_ms: int,
+    ) -> Iterator[Session]:
         """Return the sessions of a key that overlap from_ms..to_ms (both inclusive),
         ordered by end; lazily.
 
@@ -160,10 +179,18 @@ class KeyRangeView:
         return self._database.count(self.spec.name, self._groups)
 
     def _rows(
-        self, start: bytes | None, end: bytes | None, *, reverse: bool
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool,
     ) -> Iterator[StoredRow]:
         rows = self._database.scan(
-            self.spec.name, self._groups, start, end, reverse=reverse
+            self.spec.name,
+            self._groups,
+            start,
+            end,
+            reverse=reverse,
         )
         if self.spec.kind not in layout.SEGMENTED:
             return (StoredRow(key, *layout.unpack(data)) for key, data in rows)
@@ -225,7 +252,8 @@ class GlobalView:
         found = [
             row
             for row in self._rows.scan(
-                first, None if last is None else layout.after(last)
+                first,
+                None if last is None else layout.after(last),
             )
             if row[0].startswith(prefix or b"")
         ]

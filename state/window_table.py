@@ -70,7 +70,12 @@ class TimedTable(Table):
     key by it. One thread.
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         super().__init__(database, spec, groups)
         self._of_key: dict[bytes, _Times] | None = None
         """The times by plain key, of keys fetched or changed since the last commit.
@@ -87,7 +92,12 @@ class TimedTable(Table):
         self._of_key = None
         self._known = 0
 
-    def put(self, key: bytes, value: object, timestamp: int) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: object,
+        timestamp: int,
+    ) -> None:
         """Set the value of a key; None deletes it."""
         entry = self.entries.get(key) or self.load(key)
         entry.value = value
@@ -95,7 +105,12 @@ class TimedTable(Table):
         if not entry.dirty:
             self.touch(key, entry)
 
-    def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
+    def fetch(
+        self,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> list[tuple[bytes, Entry]]:
         """Return the rows of a plain key with first <= time <= last, in the order of
         their times.
         """
@@ -105,7 +120,8 @@ class TimedTable(Table):
             key + time
             for time in times[
                 bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(
-                    times, TIMESTAMP.pack(last)
+                    times,
+                    TIMESTAMP.pack(last),
                 )
             ]
         ]
@@ -187,7 +203,12 @@ class VersionTable(TimedTable):
     repeated ask for what was still young then.
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         super().__init__(database, spec, groups)
         self.old_ms = NOTHING_OBSERVED
         """What ends at this time or before is old. The operator raises it."""
@@ -248,7 +269,12 @@ class VisibleWindows:
     thread.
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         self.segment_ms = layout.segment_ms(spec)
         """The length of a time segment."""
         self._database = database
@@ -258,7 +284,8 @@ class VisibleWindows:
         self.by_puts = not self._step_ms or spec.lag_ms > 0
         """Whether puts decide which windows are visible."""
         self._newest_of_all = database.siblings.setdefault(
-            f"newest window of {spec.name}", [NOTHING_OBSERVED]
+            f"newest window of {spec.name}",
+            [NOTHING_OBSERVED],
         )
         """The latest time that any task over the database has put: one cell, written
         under the `guard`.
@@ -350,7 +377,12 @@ class WindowTable(TimedTable):
     `window_key(...)`. One thread.
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spec: StoreSpec,
+        groups: KeyGroups,
+    ) -> None:
         super().__init__(database, spec, groups)
         self._visible = VisibleWindows(database, spec, groups)
         self._horizon = self._visible.horizon
@@ -427,7 +459,12 @@ class WindowTable(TimedTable):
         """
         return self._visible.observed
 
-    def _add(self, key: bytes, start: int, entry: Entry) -> None:
+    def _add(
+        self,
+        key: bytes,
+        start: int,
+        entry: Entry,
+    ) -> None:
         self.entries[key] = entry
         keys = self._by_start.get(start)
         if keys is None:
@@ -490,7 +527,12 @@ class SessionTable(WindowTable):
     One thread.
     """
 
-    def put(self, key: bytes, value: object, timestamp: int) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: object,
+        timestamp: int,
+    ) -> None:
         """Set the value of a session; None deletes it, and look-ups do not find it
         again.
         """
@@ -505,7 +547,10 @@ class SessionTable(WindowTable):
                 self._known -= 1
 
     def sessions(
-        self, key: bytes, earliest_end: int, latest_start: int
+        self,
+        key: bytes,
+        earliest_end: int,
+        latest_start: int,
     ) -> list[tuple[bytes, Entry]]:
         """Return the sessions of a plain key with earliest_end <= end and start <=
         latest_start, ordered by end.

@@ -28,7 +28,12 @@ class WorkerPool:
     Owners take turns, one job each: a big store does not delay small ones.
     """
 
-    def __init__(self, name: str, most: int, start: Start = start_daemon) -> None:
+    def __init__(
+        self,
+        name: str,
+        most: int,
+        start: Start = start_daemon,
+    ) -> None:
         self._name = name
         self._most = most
         self._start = start
@@ -42,7 +47,8 @@ class WorkerPool:
         with self._lock:
             if self._working < self._most:
                 self._start(
-                    self._work, self._name
+                    self._work,
+                    self._name,
                 )  # first: if the system has no thread, the job is not taken
                 self._working += 1
             self._jobs.setdefault(owner, deque()).append(job)

@@ -16,7 +16,13 @@ from decimal import Decimal
 from functools import cache
 from io import BytesIO
 from numbers import Number
-from typing import Any, TypeAlias, TypeVar, is_typeddict, overload
+from typing import (
+    Any,
+    TypeAlias,
+    TypeVar,
+    is_typeddict,
+    overload,
+)
 from uuid import UUID
 
 import msgspec
@@ -150,7 +156,12 @@ def _check_type(type_: Any, schema: Any) -> None:
         )
 
 
-def _writer(schema: Any, type_: Any, *, has_map: bool) -> Callable[[Any], bytes]:
+def _writer(
+    schema: Any,
+    type_: Any,
+    *,
+    has_map: bool,
+) -> Callable[[Any], bytes]:
     """Return the function that writes a value, or an object of a type, with a schema."""
     from fastavro import schemaless_writer
 
@@ -175,7 +186,11 @@ def _writer(schema: Any, type_: Any, *, has_map: bool) -> Callable[[Any], bytes]
     return write if type_ is None else write_object
 
 
-def _reader(written: Schema, schema: Any, ours: Any) -> Callable[[bytes], Any]:
+def _reader(
+    written: Schema,
+    schema: Any,
+    ours: Any,
+) -> Callable[[bytes], Any]:
     """Return the function that reads records of a writer's schema. `ours`: the schema
     to read them as, None if it is the same.
     """
@@ -259,7 +274,8 @@ def _record_check(schema: Mapping[str, Any], named: dict[str, Check]) -> Check |
 def _array_check(inner: Check | None) -> Check:
     def check(value: Any) -> None:
         if isinstance(
-            value, str | bytes | Mapping
+            value,
+            str | bytes | Mapping,
         ):  # it would be an array of its parts
             _refuse(value, "array")
         if inner is not None:

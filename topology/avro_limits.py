@@ -123,7 +123,10 @@ def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
 
 
 def _reach(
-    schema: Any, named: Named, known: dict[str, _Reach], levels_left: int
+    schema: Any,
+    named: Named,
+    known: dict[str, _Reach],
+    levels_left: int,
 ) -> _Reach:
     """Return what the values of a schema can be. `known`: of names; unknown while they
     are looked at.
@@ -237,7 +240,12 @@ def _record_step(schema: Any, types: _Types) -> Step:
     values = 1 + len(schema["fields"])
     counted = int(types.has_no_bytes(schema))
 
-    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+    def step(
+        data: bytes,
+        at: int,
+        levels_left: int,
+        values_left: list[int],
+    ) -> int:
         nonlocal fields
         if not levels_left:
             raise SerdeError(f"it is nested more than {LEVELS} levels deep")
@@ -256,7 +264,12 @@ def _record_step(schema: Any, types: _Types) -> Step:
 
 
 def _union_step(branches: list[Step]) -> Step:
-    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+    def step(
+        data: bytes,
+        at: int,
+        levels_left: int,
+        values_left: list[int],
+    ) -> int:
         number, at = _number(data, at)
         if not 0 <= number < len(branches):
             raise SerdeError(f"a union has no branch {number}")
@@ -265,12 +278,21 @@ def _union_step(branches: list[Step]) -> Step:
     return step
 
 
-def _items_step(item: Step, counted: int, key: Step | None = None) -> Step:
+def _items_step(
+    item: Step,
+    counted: int,
+    key: Step | None = None,
+) -> Step:
     """Return the step over the blocks of an array, or of a map, whose items have keys.
     `counted`: 1 for items without bytes.
     """
 
-    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+    def step(
+        data: bytes,
+        at: int,
+        levels_left: int,
+        values_left: list[int],
+    ) -> int:
         if not levels_left:
             raise SerdeError(f"it is nested more than {LEVELS} levels deep")
         levels_left -= 1
@@ -292,14 +314,22 @@ def _items_step(item: Step, counted: int, key: Step | None = None) -> Step:
 
 
 def _fixed_step(size: int) -> Step:
-    def step(_data: bytes, at: int, _levels_left: int, _values_left: list[int]) -> int:
+    def step(
+        _data: bytes,
+        at: int,
+        _levels_left: int,
+        _values_left: list[int],
+    ) -> int:
         return at + size
 
     return step
 
 
 def _pass_number(
-    data: bytes, at: int, _levels_left: int, _values_left: list[int]
+    data: bytes,
+    at: int,
+    _levels_left: int,
+    _values_left: list[int],
 ) -> int:
     while data[at] > 0x7F:
         at += 1
@@ -307,7 +337,10 @@ def _pass_number(
 
 
 def _pass_bytes(
-    data: bytes, at: int, _levels_left: int, _values_left: list[int]
+    data: bytes,
+    at: int,
+    _levels_left: int,
+    _values_left: list[int],
 ) -> int:
     length, at = _number(data, at)
     if not 0 <= length <= len(data) - at:
@@ -390,7 +423,11 @@ def _register() -> None:
     def read_of(kind: str) -> Any:
         convert = LOGICAL_READERS[f"{kind}-decimal"]
 
-        def read(data: bytes, writer: dict[str, Any], reader: Any = None) -> Decimal:
+        def read(
+            data: bytes,
+            writer: dict[str, Any],
+            reader: Any = None,
+        ) -> Decimal:
             if len(data) > DECIMAL_BYTES:
                 raise ValueError(
                     f"a decimal of {len(data)} bytes: at most {DECIMAL_BYTES} are read"

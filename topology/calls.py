@@ -14,11 +14,24 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    get_args,
+    get_type_hints,
+)
 
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
@@ -279,7 +292,11 @@ def batching(
     )
 
 
-def _check_executor(where: str, function: Callable[..., Any], executor: str) -> None:
+def _check_executor(
+    where: str,
+    function: Callable[..., Any],
+    executor: str,
+) -> None:
     if executor not in get_args(Executor):
         raise TopologyError(
             f'{where}: executor must be "thread" or "process", not {executor!r}'
@@ -300,7 +317,9 @@ def _check_executor(where: str, function: Callable[..., Any], executor: str) -> 
 
 
 def _check_known(
-    where: str, options: Mapping[str, Any], known: type[CallOptions]
+    where: str,
+    options: Mapping[str, Any],
+    known: type[CallOptions],
 ) -> None:
     names = get_type_hints(known)
     if unknown := options.keys() - names.keys():

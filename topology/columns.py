@@ -14,7 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import (
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+)
 
 T = TypeVar("T")
 

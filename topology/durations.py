@@ -10,7 +10,12 @@ milliseconds, as in Kafka's settings: the reader of `grace=30` cannot tell the u
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal, TypeAlias, TypedDict, Unpack
+from typing import (
+    Literal,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+)
 
 from coopstreams.topology.errors import TopologyError
 
@@ -54,7 +59,11 @@ def duration_ms(duration: Duration, what: str) -> int:
     )
 
 
-def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
+def checked_ms(
+    duration: Duration,
+    what: str,
+    least: int = 0,
+) -> int:
     """Return a duration in milliseconds that is not below `least`.
 
     Raises:

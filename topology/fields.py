@@ -17,7 +17,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+)
 
 Comparing = Literal["==", "!=", "<", "<=", ">", ">="]
 

@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import cleandoc
-from typing import Any, TypeVar, is_typeddict, overload
+from typing import (
+    Any,
+    TypeVar,
+    is_typeddict,
+    overload,
+)
 
 import msgspec
 import orjson
@@ -25,7 +30,12 @@ from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_text import read_long, typed_reader
 from coopstreams.topology.schemas import Codec, SchemaSerde
-from coopstreams.topology.serde import Serde, check_nulls, shortened, undefined
+from coopstreams.topology.serde import (
+    Serde,
+    check_nulls,
+    shortened,
+    undefined,
+)
 
 T = TypeVar("T")
 
@@ -103,7 +113,11 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
         return read_long(read_checked, data)  # the error has a copy of the value
 
     return _serde(
-        str(schema.get("title", text)), text, write, read, (_of_schema, (text,))
+        str(schema.get("title", text)),
+        text,
+        write,
+        read,
+        (_of_schema, (text,)),
     )
 
 
@@ -111,7 +125,8 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
 def _of_class(type_: Any) -> SchemaSerde[Any]:
     try:
         (schema,), others = msgspec.json.schema_components(
-            (type_,), ref_template="#/$defs/{name}"
+            (type_,),
+            ref_template="#/$defs/{name}",
         )
     except NameError as error:
         raise undefined(f"serdes.json_schema cannot read {type_!r}", error) from error

@@ -21,7 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+)
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.serde import wrong_length
@@ -57,7 +62,9 @@ class Bound(Protocol):
         ...
 
     def under_headers(
-        self, headers: Headers | None, call: Callable[[], object]
+        self,
+        headers: Headers | None,
+        call: Callable[[], object],
     ) -> None:
         """Make a call; the records that it writes get these headers."""
 
@@ -80,7 +87,9 @@ def placed_headers(process: Bound) -> Headers | None:
 
 
 def as_read(
-    process: Bound, headers: Headers | None, call: Callable[[], object]
+    process: Bound,
+    headers: Headers | None,
+    call: Callable[[], object],
 ) -> None:
     """Make a call under these headers, as if the record that was held had just been
     read.

@@ -64,7 +64,12 @@ class Names:
         self._nodes: set[str] = set()
         self._stores: set[str] = set()
 
-    def node(self, prefix: str, given: str | None = None, suffix: str = "") -> str:
+    def node(
+        self,
+        prefix: str,
+        given: str | None = None,
+        suffix: str = "",
+    ) -> str:
         """Return the name of a new node: the given name and the suffix, or one such as
         `KSTREAM-FILTER-0000000003`.
 

@@ -39,7 +39,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.durations import Duration, checked_ms, duration_ms
@@ -279,19 +287,29 @@ class Visit:
     headers: Headers | None
 
     def begun(
-        self, rows: Mapping[str, Row]
+        self,
+        rows: Mapping[str, Row],
     ) -> tuple[Record[Any, Any], CallContext[Any, Any]]:
         """Return the arguments of one attempt."""
         context: CallContext[Any, Any] = CallContext(
-            self.where, self.timestamp, rows, self.below, self.node
+            self.where,
+            self.timestamp,
+            rows,
+            self.below,
+            self.node,
         )
         return Record(
-            self.key, self.value, self.timestamp, list(self.headers or ())
+            self.key,
+            self.value,
+            self.timestamp,
+            list(self.headers or ()),
         ), context
 
 
 async def awaited(
-    function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]
+    function: Callable[..., Any],
+    visit: Visit,
+    rows: Mapping[str, Row],
 ) -> list[Effect]:
     """Call a coroutine function of `process_async` once; return the recorded effects."""
     record, context = visit.begun(rows)
@@ -303,7 +321,9 @@ async def awaited(
 
 
 def called(
-    function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]
+    function: Callable[..., Any],
+    visit: Visit,
+    rows: Mapping[str, Row],
 ) -> list[Effect]:
     """Call a plain function of `process_async` once, on a thread or in a process;
     return the recorded effects.
@@ -470,7 +490,10 @@ def versioned_store(
 
 
 def _check(
-    name: str, store_type: str | None, key: Serde[Any], value: Serde[Any]
+    name: str,
+    store_type: str | None,
+    key: Serde[Any],
+    value: Serde[Any],
 ) -> None:
     check_name(name, "the store name")
     check_store_type(name, store_type)

@@ -62,7 +62,8 @@ def check_writable(record: Record[Any, Any]) -> None:
         TypeError: it cannot. Of a key or a value, the serde says so.
     """
     if record.timestamp.__class__ is not int and not hasattr(
-        record.timestamp, "__index__"
+        record.timestamp,
+        "__index__",
     ):
         raise TypeError(
             f"a timestamp is a whole number of milliseconds, not {record.timestamp!r}"

@@ -169,7 +169,10 @@ def value_at(
 
 
 def versions_within(
-    versions: list[Version] | None, first: int, last: int, oldest: int
+    versions: list[Version] | None,
+    first: int,
+    last: int,
+    oldest: int,
 ) -> list[Held] | None:
     """Return those of a row's versions that were valid at some moment of first..last
     (inclusive), oldest first.
@@ -244,7 +247,11 @@ def versions_of(inner: Serde[Any]) -> Histories:
 
 
 def _put_past(
-    past: VersionTableStore, key: bytes, timestamp: int, value: Any, end: int
+    past: VersionTableStore,
+    key: bytes,
+    timestamp: int,
+    value: Any,
+    end: int,
 ) -> None:
     """Insert a version before the latest, which begins at `end`."""
     row = past.first_from(key, timestamp + 1)
@@ -266,7 +273,12 @@ def _put_past(
     _end(past, key, [(timestamp, value)], end)
 
 
-def _end(past: VersionTableStore, key: bytes, version: list[Version], end: int) -> None:
+def _end(
+    past: VersionTableStore,
+    key: bytes,
+    version: list[Version],
+    end: int,
+) -> None:
     """Keep a version that has ended, as a list of one."""
     past.put(window_key(key, end), version, end)
 

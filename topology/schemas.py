@@ -137,7 +137,8 @@ class InMemoryRegistry:
     def register(self, subject: str, schema: Schema) -> int:
         """Register a schema."""
         number = self._ids.setdefault(
-            schema, next(self._numbers)
+            schema,
+            next(self._numbers),
         )  # atomic, as drivers may run on several threads
         self._subjects.setdefault(subject, []).append(schema)
         return number
@@ -271,7 +272,9 @@ class Codec:
 
     @contextmanager
     def bound(
-        self, registry: SchemaRegistry, subjects: Iterable[str]
+        self,
+        registry: SchemaRegistry,
+        subjects: Iterable[str],
     ) -> Iterator[None]:
         """Bind the codec to a registry for the block, and until it is bound to another;
         its id is the one in these subjects.
@@ -371,7 +374,9 @@ class SchemaSerde(Serde[T]):
     def described(self) -> dict[str, Any]:
         """The schema by which two versions of a program are compared."""
         return self.of_class or of_registry(
-            self.name, self.codec.name, self.codec.schema
+            self.name,
+            self.codec.name,
+            self.codec.schema,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -380,7 +385,9 @@ class SchemaSerde(Serde[T]):
 
 
 def _serde(
-    make: Callable[..., SchemaSerde[Any]], arguments: tuple[Any, ...], binding: Any
+    make: Callable[..., SchemaSerde[Any]],
+    arguments: tuple[Any, ...],
+    binding: Any,
 ) -> SchemaSerde[Any]:
     serde = make(*arguments)
     if binding is not None and not serde.codec.is_bound(*binding):

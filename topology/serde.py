@@ -132,7 +132,11 @@ def within(serde: Serde[Any]) -> Iterator[Serde[Any]]:
         yield from within(part)
 
 
-def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
+def unreadable(
+    serde: Serde[Any],
+    data: bytes,
+    error: Exception,
+) -> Exception:
     """Return the `SerdeError` that shows the bytes, instead of the decoder's own error."""
     try:
         serde.deserialize(data)
@@ -142,7 +146,10 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
 
 
 def unwritable(
-    serde: Serde[Any], value: object, error: Exception, topic: str | None
+    serde: Serde[Any],
+    value: object,
+    error: Exception,
+    topic: str | None,
 ) -> Exception:
     """Return the `SerdeError` that shows the value, and names the topic, instead of the
     encoder's own error.
@@ -188,7 +195,11 @@ def undefined(what: str, error: NameError) -> SerdeError:
     )
 
 
-def check_nulls(value: Any, data: bytes, decode: Callable[[bytes], Any]) -> None:
+def check_nulls(
+    value: Any,
+    data: bytes,
+    decode: Callable[[bytes], Any],
+) -> None:
     """Check JSON that contains `null`, which was written for a value.
 
     Raises:

@@ -126,7 +126,8 @@ class Json(Serde[Any]):
             return _typed_json(type_)
         except NameError as error:
             raise undefined(
-                f"serdes.json cannot read {_type_name(type_)}", error
+                f"serdes.json cannot read {_type_name(type_)}",
+                error,
             ) from error
         except TypeError as error:
             raise SerdeError(
@@ -318,7 +319,12 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
 
     name = f"windowed({inner.name}, {size_ms} ms)"
     return _in_front(
-        name, encode, decode, inner, 8, lambda one: _windowed(one, size_ms)
+        name,
+        encode,
+        decode,
+        inner,
+        8,
+        lambda one: _windowed(one, size_ms),
     )
 
 
@@ -333,7 +339,12 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
 
     name = f"windowed({inner.name}, {type(windows).__name__})"
     return _in_front(
-        name, encode, decode, inner, 8, lambda one: _windowed_by(one, windows)
+        name,
+        encode,
+        decode,
+        inner,
+        8,
+        lambda one: _windowed_by(one, windows),
     )
 
 
@@ -349,7 +360,12 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
     return _in_front(
-        f"session_windowed({inner.name})", encode, decode, inner, 16, _session_windowed
+        f"session_windowed({inner.name})",
+        encode,
+        decode,
+        inner,
+        16,
+        _session_windowed,
     )
 
 

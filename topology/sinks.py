@@ -21,7 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+)
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 

@@ -146,7 +146,12 @@ class Entry:
 
     __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
 
-    def __init__(self, value: Any, timestamp: int, stored: bytes | None) -> None:
+    def __init__(
+        self,
+        value: Any,
+        timestamp: int,
+        stored: bytes | None,
+    ) -> None:
         self.value = value
         self.timestamp = timestamp
         self.stored = stored
@@ -201,7 +206,9 @@ class TableStore(Protocol):
         ...
 
     def scan(
-        self, start: bytes | None, end: bytes | None
+        self,
+        start: bytes | None,
+        end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live entries with start <= key < end in key order, the buffer's
         over the database's.
@@ -237,10 +244,20 @@ class WindowTableStore(TableStore, Protocol):
     `put`.
     """
 
-    def put(self, key: bytes, value: Any, timestamp: int) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: Any,
+        timestamp: int,
+    ) -> None:
         """Set the value of a window key; None deletes it."""
 
-    def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
+    def fetch(
+        self,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> list[tuple[bytes, Entry]]:
         """Return the windows of a plain key with first <= start <= last, in the order
         of their starts.
         """
@@ -262,7 +279,12 @@ class VersionTableStore(TableStore, Protocol):
     old_ms: int
     """What ends at this time or before is old. The operator raises it."""
 
-    def put(self, key: bytes, value: Any, timestamp: int) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: Any,
+        timestamp: int,
+    ) -> None:
         """Set the value of a version's key; None deletes it."""
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
@@ -282,11 +304,19 @@ class SessionTableStore(TableStore, Protocol):
     `put`.
     """
 
-    def put(self, key: bytes, value: Any, timestamp: int) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: Any,
+        timestamp: int,
+    ) -> None:
         """Set the value of a session key; None deletes it."""
 
     def sessions(
-        self, key: bytes, earliest_end: int, latest_start: int
+        self,
+        key: bytes,
+        earliest_end: int,
+        latest_start: int,
     ) -> list[tuple[bytes, Entry]]:
         """Return the sessions of a plain key with earliest_end <= end and start <=
         latest_start, ordered by end.
@@ -325,7 +355,11 @@ def split_window_key(data: bytes) -> tuple[bytes, int]:
     return data[:-8], int.from_bytes(data[-8:], "big", signed=True)
 
 
-def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
+def session_key(
+    key: bytes,
+    start_ms: int,
+    end_ms: int,
+) -> bytes:
     """Return the session store key of a key's session.
 
     Shape: the serialised key, then the end and the start, 8 bytes big-endian each, as

@@ -34,7 +34,9 @@ class Suppressed:
 
 
 def until_window_closes(
-    *, max_records: int | None = None, max_bytes: int | None = None
+    *,
+    max_records: int | None = None,
+    max_bytes: int | None = None,
 ) -> Suppressed:
     """Forward each window once, when it is closed: end + grace <= stream time.
 

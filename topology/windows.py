@@ -17,7 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, Unpack
 
-from coopstreams.topology.durations import Duration, Units, checked_ms, length_ms
+from coopstreams.topology.durations import (
+    Duration,
+    Units,
+    checked_ms,
+    length_ms,
+)
 from coopstreams.topology.errors import TopologyError
 
 FOREVER_MS = (1 << 63) - 1
@@ -205,7 +210,9 @@ class SessionWindows:
         **units: Unpack[Units],
     ) -> None:
         object.__setattr__(
-            self, "gap_ms", length_ms("SessionWindows", "gap", gap, **units)
+            self,
+            "gap_ms",
+            length_ms("SessionWindows", "gap", gap, **units),
         )
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SessionWindows: grace"))
 

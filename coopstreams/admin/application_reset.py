@@ -27,7 +27,12 @@ Source: Kafka Streams `StreamsResetter`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,7 +127,9 @@ def _internal_topics(topology: Topology, last: Outline | None) -> dict[str, str]
 
 
 def _sources(
-    topology: Topology, counts: Mapping[str, int], last: Outline | None
+    topology: Topology,
+    counts: Mapping[str, int],
+    last: Outline | None,
 ) -> list[str]:
     """Return the topics of which the application's group has offsets."""
     unplaced = {table.topic for table in topology.global_tables}
@@ -136,7 +143,9 @@ def _sources(
 
 
 def _left(
-    topology: Topology, counts: Mapping[str, int], known: Collection[str]
+    topology: Topology,
+    counts: Mapping[str, int],
+    known: Collection[str],
 ) -> tuple[str, ...]:
     """Return the topics that look like the application's, but are of neither version."""
     unknown = (name for name in sorted(counts) if name not in known)
@@ -152,7 +161,8 @@ def _existing(topics: Iterable[str], counts: Mapping[str, int]) -> tuple[str, ..
 
 
 def _partitions(
-    topics: Iterable[str], counts: Mapping[str, int]
+    topics: Iterable[str],
+    counts: Mapping[str, int],
 ) -> tuple[TopicPartition, ...]:
     return tuple(
         TopicPartition(topic, number)
@@ -216,7 +226,11 @@ def carry_out(
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(
-            log, coordinator, targets, unnamed=reset.begun_anew, gone=reset.gone
+            log,
+            coordinator,
+            targets,
+            unnamed=reset.begun_anew,
+            gone=reset.gone,
         )
     if reset.share_group is not None:
         delete_group(reset.share_group)

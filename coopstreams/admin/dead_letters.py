@@ -25,7 +25,12 @@ replayed records may have caused them, nor those of transactions that were open 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -174,7 +179,9 @@ def _between(
 
 
 def ahead(
-    log: KafkaLog, settings: Mapping[str, Any], topic: str
+    log: KafkaLog,
+    settings: Mapping[str, Any],
+    topic: str,
 ) -> Iterator[DeadLetter]:
     """Yield the records that a replay would read: those that no replay has passed.
 
@@ -182,7 +189,9 @@ def ahead(
         UnknownTopicError: there is no such topic.
     """
     passed = list_consumer_group_offsets(
-        settings, replay_group(topic), ends_of(log, topic)
+        settings,
+        replay_group(topic),
+        ends_of(log, topic),
     )
     for letter in letters(log, topic):
         until = passed[letter.at]
@@ -275,7 +284,12 @@ def replay(
         known = _written_before(log, passed, turns)
         producer = transactional_producer(settings, consumer.transactional_id)
         replaying = _Replaying(
-            consumer, settings, metadata, wanted, _Writing(log, producer, to), known
+            consumer,
+            settings,
+            metadata,
+            wanted,
+            _Writing(log, producer, to),
+            known,
         )
         while _is_before(consumer, ends):
             records = [
@@ -292,7 +306,8 @@ def replay(
 
 
 def _is_before(
-    consumer: CooperativeConsumer, ends: Mapping[TopicPartition, int]
+    consumer: CooperativeConsumer,
+    ends: Mapping[TopicPartition, int],
 ) -> bool:
     """Return whether a replay has not committed all these ends yet."""
     committed = consumer.committed(ends)
@@ -325,7 +340,8 @@ class _Replaying:
         fresh = dict[_Record, None]()
         try:
             with self.consumer.transaction(
-                self.writing.producer, metadata=self.metadata
+                self.writing.producer,
+                metadata=self.metadata,
             ):
                 for record in records:
                     letter = _letter(record)
@@ -349,7 +365,8 @@ class _Replaying:
             # A producer whose records a broker has refused may fail at the next ones,
             # too (seen: _STATE).
             self.writing.producer = transactional_producer(
-                self.settings, self.consumer.transactional_id
+                self.settings,
+                self.consumer.transactional_id,
             )
             return False
         self.done = now
@@ -373,11 +390,15 @@ def _written_before(
     ends = {at: max(part.end for part in one.key_ranges) for at, one in stands.items()}
     begins = {at: max(turns[at][0].begin, end - MOST_KNOWN) for at, end in ends.items()}
     for letter in _between(
-        log, begins, {at: end for at, end in ends.items() if begins[at] < end}
+        log,
+        begins,
+        {at: end for at, end in ends.items() if begins[at] < end},
     ):
         failed = letter.record
         if failed is None or not is_passed(
-            stands[letter.at], letter.key, letter.offset
+            stands[letter.at],
+            letter.key,
+            letter.offset,
         ):
             continue
         if was_wanted(turns[letter.at], letter.offset, letter.why):
@@ -424,7 +445,8 @@ class _Writing:
             where = {"topic": source.topic, "partition": source.partition}
             if source.topic not in self._counts:
                 self._counts[source.topic] = self.log.partitions([source.topic]).get(
-                    source.topic, 0
+                    source.topic,
+                    0,
                 )
             if source.partition >= (count := self._counts[source.topic]):
                 there = (
@@ -457,7 +479,8 @@ class _Writing:
                 self.producer.poll(1.0)
             except CLIENT_ERRORS as error:
                 raise _RefusedLetterError(
-                    letter, str(translated(error_of(error), "writing it"))
+                    letter,
+                    str(translated(error_of(error), "writing it")),
                 ) from error
             else:
                 return

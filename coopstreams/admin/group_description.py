@@ -114,7 +114,8 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
 
 
 def owned_ranges(
-    committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]
+    committed: OffsetAndRanges | None,
+    owners: Sequence[tuple[KeyRange, str]],
 ) -> list[OwnedRange]:
     """Return the whole hash space, divided where owners or commits differ."""
     stands: Sequence[Segment | None] = (
@@ -141,20 +142,26 @@ def owned_ranges(
 
 
 def _member(
-    id_: str, host: str, subscription: bytes, assignment: bytes
+    id_: str,
+    host: str,
+    subscription: bytes,
+    assignment: bytes,
 ) -> MemberReport:
     try:
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
         return MemberReport(
-            id_, host, None
+            id_,
+            host,
+            None,
         )  # not a coopstreams member: listed without key ranges
     return MemberReport(id_, host, state, given.tasks, given.waits)
 
 
 def _owned(
-    members: Iterable[MemberReport], topics: Iterable[str]
+    members: Iterable[MemberReport],
+    topics: Iterable[str],
 ) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
     """Return the owners of key ranges by partition, for groups of consumers: tasks of
     applications have no topic.
@@ -165,6 +172,7 @@ def _owned(
         for task in member.tasks:
             if task.subtopology in names:
                 owned.setdefault(
-                    TopicPartition(names[task.subtopology], task.partition), []
+                    TopicPartition(names[task.subtopology], task.partition),
+                    [],
                 ).append((task.key_range, member.id))
     return owned

@@ -113,7 +113,11 @@ def reset_offsets(
             )
             if forwards:
                 segments = _forwards(
-                    follower, partition, found.get(partition), offset, topic_id
+                    follower,
+                    partition,
+                    found.get(partition),
+                    offset,
+                    topic_id,
                 )
                 text = _consumer_text(follower, partition, topic_id)
             else:
@@ -129,7 +133,8 @@ def reset_offsets(
 
 
 def _committed(
-    coordinator: GroupAdmin, partitions: Collection[TopicPartition]
+    coordinator: GroupAdmin,
+    partitions: Collection[TopicPartition],
 ) -> dict[TopicPartition, Committed]:
     """Return the group's own offsets, as far as there are any."""
     found = coordinator.committed(partitions)
@@ -153,7 +158,11 @@ def _next_term(
     return max([follower.next_term(partition, committed), *terms])
 
 
-def _consumer_text(follower: Follower, partition: TopicPartition, topic_id: str) -> str:
+def _consumer_text(
+    follower: Follower,
+    partition: TopicPartition,
+    topic_id: str,
+) -> str:
     """Return the metadata that a consumer has committed; empty if there is none."""
     live = follower.live(partition)
     return live[-1].metadata if live and live[-1].metadata != topic_id else ""
@@ -181,7 +190,9 @@ def _append_commits(
 
 
 def _append(
-    writer: Writer, to: TopicPartition, records: Mapping[bytes, bytes | None]
+    writer: Writer,
+    to: TopicPartition,
+    records: Mapping[bytes, bytes | None],
 ) -> None:
     for key, value in records.items():
         now_ms = time.time_ns() // 1_000_000
@@ -189,7 +200,10 @@ def _append(
 
 
 def _plain(
-    segments: Sequence[Segment], term: int, beside: int, topic_id: str
+    segments: Sequence[Segment],
+    term: int,
+    beside: int,
+    topic_id: str,
 ) -> tuple[int, str]:
     """Return the offset and metadata that stand for these segments in the group's own
     offsets.
@@ -207,7 +221,8 @@ def _plain(
 
 
 def _void(
-    coordinator: GroupAdmin, follower: Follower
+    coordinator: GroupAdmin,
+    follower: Follower,
 ) -> dict[TopicPartition, tuple[int, str]]:
     """Return the offsets that make fences in other partitions of the commit topic void."""
     rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
@@ -235,7 +250,8 @@ def _forwards(
 
 
 def _damaged(
-    follower: Follower, targets: Collection[TopicPartition]
+    follower: Follower,
+    targets: Collection[TopicPartition],
 ) -> dict[bytes, CommitKey | None]:
     """Return the damaged records to delete: those of these partitions, and those
     without a readable partition (None).
@@ -273,7 +289,9 @@ def reset_key(
 
 
 def never_committed(
-    log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]
+    log: Log,
+    coordinator: GroupAdmin,
+    partitions: Collection[TopicPartition],
 ) -> bool:
     """Return whether the group has committed nothing in these partitions, neither plain
     nor individual offsets.

@@ -115,7 +115,9 @@ class RebuiltPartition:
 
 
 def to_rebuild(
-    topology: Topology, tasks: Sequence[int], wanted: RebuildScope
+    topology: Topology,
+    tasks: Sequence[int],
+    wanted: RebuildScope,
 ) -> list[RebuiltPartition]:
     """Return the partitions to rebuild, given the partition count of each sub-topology.
 
@@ -139,7 +141,9 @@ def to_rebuild(
 
 
 def _check_exists(
-    wanted: RebuildScope, known: Collection[str], tasks: Sequence[int]
+    wanted: RebuildScope,
+    known: Collection[str],
+    tasks: Sequence[int],
 ) -> None:
     """Check that the stores and partitions of a scope exist."""
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
@@ -183,7 +187,11 @@ def assembled(
                 merged(kept, new),
             )
     return Manifest(
-        application, run, "rebuild", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", stores
+        application,
+        run,
+        "rebuild",
+        f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        stores,
     )
 
 
@@ -242,7 +250,9 @@ class Rebuilder:
         return result
 
     def rebuild(
-        self, rebuilt: RebuiltPartition, listener: RestoreListener | None = None
+        self,
+        rebuilt: RebuiltPartition,
+        listener: RestoreListener | None = None,
     ) -> dict[str, list[Slice]]:
         """Return the slices of a partition, by store; they are in the storage, and
         unused before `publish`.
@@ -263,7 +273,10 @@ class Rebuilder:
                 self._restore(rebuilt, subtopology, database, Path(folder), listener)
                 return {
                     spec.name: writer.export(
-                        database, spec, rebuilt.task.partition, rebuilt.task.key_range
+                        database,
+                        spec,
+                        rebuilt.task.partition,
+                        rebuilt.task.key_range,
                     )
                     for spec in subtopology.stores
                 }
@@ -287,7 +300,9 @@ class Rebuilder:
         }
         now = {
             name: Changelog(
-                topics[name], self._log.topic_id(topics[name]), counts[topics[name]]
+                topics[name],
+                self._log.topic_id(topics[name]),
+                counts[topics[name]],
             )
             for name in specs
         }
@@ -364,7 +379,10 @@ def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]
 
 
 def finish(
-    restoring: Restores, task: TaskId, stores: Sequence[str], host: Host = SYSTEM
+    restoring: Restores,
+    task: TaskId,
+    stores: Sequence[str],
+    host: Host = SYSTEM,
 ) -> None:
     """Restore a single added task to the end of its changelogs.
 

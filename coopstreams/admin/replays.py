@@ -82,7 +82,11 @@ def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...
     return (*turns, Turn(wanted, 0 if passed is None else passed.offset))[-MOST_TURNS:]
 
 
-def is_passed(passed: OffsetAndRanges, key: bytes | None, offset: int) -> bool:
+def is_passed(
+    passed: OffsetAndRanges,
+    key: bytes | None,
+    offset: int,
+) -> bool:
     """Return whether a replay has passed the letter with this key and offset."""
     (hash_,) = key_hashes([key], [offset])
     return any(
@@ -90,7 +94,11 @@ def is_passed(passed: OffsetAndRanges, key: bytes | None, offset: int) -> bool:
     )
 
 
-def was_wanted(turns: tuple[Turn, ...], offset: int, why: Mapping[str, str]) -> bool:
+def was_wanted(
+    turns: tuple[Turn, ...],
+    offset: int,
+    why: Mapping[str, str],
+) -> bool:
     """Return whether the replay that passed a letter wrote its record."""
     latest = next((turn for turn in reversed(turns) if turn.begin <= offset), None)
     return latest is not None and latest.wanted.fits(why)

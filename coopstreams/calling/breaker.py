@@ -45,7 +45,12 @@ class Breaker:
         self._probing = True
         return "probe"
 
-    def ended(self, admission: Admission, error: Exception | None, now: float) -> None:
+    def ended(
+        self,
+        admission: Admission,
+        error: Exception | None,
+        now: float,
+    ) -> None:
         """Note that an attempt has ended, which began with this answer of `admit`."""
         failed = isinstance(error, self._how.on)
         if failed:

@@ -31,7 +31,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Self,
+    TypeVar,
+)
 
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.process_pool import MOST_PROCESSES, ProcessCall
@@ -278,7 +284,8 @@ class Lane(Generic[AnyCall]):
             and not self._full
         ):
             self._gathering = self._loop.call_later(
-                self._calling.max_wait_s, self._waited
+                self._calling.max_wait_s,
+                self._waited,
             )
 
     def _next(self) -> list[AnyCall]:
@@ -419,7 +426,9 @@ class Lane(Generic[AnyCall]):
         return None
 
     async def _admission(
-        self, breaker: Breaker, attempt: _Attempt[AnyCall]
+        self,
+        breaker: Breaker,
+        attempt: _Attempt[AnyCall],
     ) -> Admission:
         """Wait until the breaker lets an attempt begin."""
         while (admission := breaker.admit(self._loop.time())) == "wait":
@@ -506,7 +515,9 @@ class Lane(Generic[AnyCall]):
         if self._processes:
             call = ProcessCall(function, arguments)
             begun = partial(
-                self._loop.call_soon_threadsafe, self._begun, attempt
+                self._loop.call_soon_threadsafe,
+                self._begun,
+                attempt,
             )  # there are places for all lanes
             function = call.make
             arguments = (begun,)
@@ -534,7 +545,10 @@ class Lane(Generic[AnyCall]):
         self._loop.call_soon_threadsafe(self._settle, answer, value, error)
 
     def _settle(
-        self, answer: asyncio.Future[Any], value: Any, error: BaseException | None
+        self,
+        answer: asyncio.Future[Any],
+        value: Any,
+        error: BaseException | None,
     ) -> None:
         """Take a thread back; set the result of a future from its answer, unless the
         future was cancelled.
@@ -641,7 +655,8 @@ def called_with_arrow(function: Callable[[Any], Any], values: list[Any]) -> Any:
 
 
 async def awaited_with_arrow(
-    function: Callable[[Any], Awaitable[Any]], values: list[Any]
+    function: Callable[[Any], Awaitable[Any]],
+    values: list[Any],
 ) -> Any:
     """Call a coroutine function with columns; return its values."""
     return arrow_values(await function(arrow_columns(values)))

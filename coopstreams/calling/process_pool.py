@@ -87,11 +87,15 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=_serve, args=(theirs,), name="calls", daemon=True
+            target=_serve,
+            args=(theirs,),
+            name="calls",
+            daemon=True,
         )
         resource_tracker.ensure_running()  # which `start` would do, and unblock signals
         before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, _STOPS
+            signal.SIG_BLOCK,
+            _STOPS,
         )  # the process has the mask until it can ignore them
         try:
             self._process.start()

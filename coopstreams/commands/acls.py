@@ -68,7 +68,12 @@ def acls(
     )
 
 
-def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) -> str:
+def _text(
+    principal: str,
+    acls: list[Acl],
+    left_out: list[str],
+    config: Config,
+) -> str:
     """Return a command for each resource, and a comment for each unknown one."""
     commands = [
         adding(principal, same, config["bootstrap.servers"])
@@ -77,7 +82,11 @@ def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) 
     return "\n".join([*commands, *(f"# {each}" for each in left_out)])
 
 
-def _json(principal: str, acls: list[Acl], left_out: list[str]) -> str:
+def _json(
+    principal: str,
+    acls: list[Acl],
+    left_out: list[str],
+) -> str:
     rows = [
         {
             "principal": principal,
@@ -90,7 +99,8 @@ def _json(principal: str, acls: list[Acl], left_out: list[str]) -> str:
         for acl in acls
     ]
     return orjson.dumps(
-        {"acls": rows, "unknown": left_out}, option=orjson.OPT_INDENT_2
+        {"acls": rows, "unknown": left_out},
+        option=orjson.OPT_INDENT_2,
     ).decode()
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Literal,
+    TypeAlias,
+)
 
 import typer
 from rich.console import Console
@@ -119,7 +124,8 @@ def backfill(  # noqa: PLR0913
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print what would be done; nothing is created or written."
+            "--dry-run",
+            help="Print what would be done; nothing is created or written.",
         ),
     ] = False,
     publish: Annotated[
@@ -160,7 +166,10 @@ def backfill(  # noqa: PLR0913
         until=until,
     )
     topology, checked = loaded(
-        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+        target,
+        config,
+        set_,
+        {"bootstrap.servers": bootstrap_servers},
     )
     if resume is not None:
         plan = execution.taken_up(topology, checked, work, resume)
@@ -185,12 +194,22 @@ def backfill(  # noqa: PLR0913
     with (
         saying(again),
         session_or_local(
-            None, f"backfill of {plan.application}", cores=cores, remote=remote
+            None,
+            f"backfill of {plan.application}",
+            cores=cores,
+            remote=remote,
         ) as spark,
         TaskBars(Console()) as bars,
     ):
         done = execution.carry_out(
-            spark, topology, checked, plan, {}, work, say_stage, bars.show
+            spark,
+            topology,
+            checked,
+            plan,
+            {},
+            work,
+            say_stage,
+            bars.show,
         )
     _report(done, dead_letter_topics(topology, checked), published=publish)
     _publish(done, topology, checked) if publish else typer.echo(
@@ -198,14 +217,23 @@ def backfill(  # noqa: PLR0913
     )
 
 
-def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
+def _publish(
+    done: Backfilled,
+    topology: Topology,
+    config: Config,
+) -> None:
     from coopstreams.spark.publication import publish
 
     for place, offset in publish(done, topology, config).items():
         typer.echo(f"{place}: the application goes on at {offset}")
 
 
-def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -> None:
+def _report(
+    done: Backfilled,
+    dead_letters: Sequence[str],
+    *,
+    published: bool,
+) -> None:
     typer.echo(f"{done.records} records read")
     for reason in sorted(
         {reason for result in done.results for reason in result.dropped}
@@ -223,7 +251,10 @@ def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -
 
 
 def not_written(
-    records: Mapping[str, int], dead_letters: Sequence[str], *, published: bool
+    records: Mapping[str, int],
+    dead_letters: Sequence[str],
+    *,
+    published: bool,
 ) -> list[str]:
     """Return messages about results that a run did not write, by topic: how many, and
     how to get them.

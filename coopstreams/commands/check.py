@@ -86,7 +86,8 @@ def check(
 
 
 def _on_cluster(
-    topology: Topology, checked: Config
+    topology: Topology,
+    checked: Config,
 ) -> tuple[Sequence[TopologyChange], str]:
     """Return the changes since the version that ran last, weighed by the topics'
     content, and their `word_of`.
@@ -120,7 +121,12 @@ def _outline(target: str, optimization: str) -> Outline:
         raise ConfigError(f"--optimization {optimization}: must be {error}") from None
 
 
-def _print(found: Sequence[TopologyChange], word: str, *, json: bool) -> None:
+def _print(
+    found: Sequence[TopologyChange],
+    word: str,
+    *,
+    json: bool,
+) -> None:
     worst = severity(found)
     if json:
         rows = [

@@ -53,7 +53,8 @@ def loaded(
     """
     topology = load_topology(target)
     return topology, Config.of(
-        settings_of(file, os.environ, flags(pairs, named)), topology.application_id
+        settings_of(file, os.environ, flags(pairs, named)),
+        topology.application_id,
     )
 
 
@@ -119,13 +120,16 @@ def _pair(text: str) -> tuple[str, str]:
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME."
+        metavar="APP",
+        help="The topology: app.py, app.py:NAME or package.module:NAME.",
     ),
 ]
 Brokers = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers."
+        "--bootstrap-servers",
+        metavar="HOST:PORT,...",
+        help="The Kafka brokers.",
     ),
 ]
 ConfigFile = Annotated[

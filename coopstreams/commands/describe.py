@@ -16,7 +16,8 @@ def describe(
     format_: Annotated[
         Literal["text", "mermaid", "dot", "svg", "json"],
         typer.Option(
-            "--format", help="The form of the drawing; text is that of Kafka Streams."
+            "--format",
+            help="The form of the drawing; text is that of Kafka Streams.",
         ),
     ] = "text",
     optimization: Annotated[

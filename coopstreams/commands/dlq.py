@@ -38,7 +38,8 @@ app = typer.Typer(
 _Topic = Annotated[
     str,
     typer.Argument(
-        metavar="TOPIC", help="errors.dead.letter.queue.topic.name of an application."
+        metavar="TOPIC",
+        help="errors.dead.letter.queue.topic.name of an application.",
     ),
 ]
 _Node = Annotated[
@@ -61,7 +62,8 @@ def show(
     format_: Annotated[
         Literal["table", "json"],
         typer.Option(
-            "--format", help="json: a line for each letter, with the stack trace."
+            "--format",
+            help="json: a line for each letter, with the stack trace.",
         ),
     ] = "table",
     node: _Node = None,
@@ -110,7 +112,8 @@ def replay_(
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="TOPIC", help="Where they go; default: each where it came from."
+            metavar="TOPIC",
+            help="Where they go; default: each where it came from.",
         ),
     ] = None,
     node: _Node = None,
@@ -150,7 +153,10 @@ def _say(done: Replayed) -> None:
 
 
 def _question(
-    topic: str, ahead: Iterable[DeadLetter], wanted: Wanted, where: str
+    topic: str,
+    ahead: Iterable[DeadLetter],
+    wanted: Wanted,
+    where: str,
 ) -> str:
     """Return the question whether these letters may go back.
 
@@ -186,7 +192,8 @@ def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
 def letters_table(newest: Iterable[DeadLetter]) -> Table:
     """Return a row for each letter."""
     return _table(
-        ("letter", "time", "from", "exception", "key", "value"), map(_row, newest)
+        ("letter", "time", "from", "exception", "key", "value"),
+        map(_row, newest),
     )
 
 

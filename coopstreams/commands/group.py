@@ -43,7 +43,9 @@ _SHOWN = 3
 
 @app.command()
 def describe(
-    group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None
+    group: _Group,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
 ) -> None:
     """Print stable offsets, lags, key ranges, what is done above the stable offset, and
     what each member has.
@@ -71,7 +73,8 @@ def reset(
     topic: Annotated[
         str,
         typer.Option(
-            metavar="TOPIC", help="The topic in which the group's positions are reset."
+            metavar="TOPIC",
+            help="The topic in which the group's positions are reset.",
         ),
     ],
     to: Annotated[
@@ -110,7 +113,10 @@ def reset(
 
 
 def reset_targets(
-    log: Log, topic: str, partitions: list[int] | None, to: str
+    log: Log,
+    topic: str,
+    partitions: list[int] | None,
+    to: str,
 ) -> dict[TopicPartition, int]:
     """Return the offset for each partition.
 

@@ -33,7 +33,10 @@ AskingFile = Annotated[
 
 @contextmanager
 def asking(
-    url: str, config: Path | None, role: Role, seconds: float
+    url: str,
+    config: Path | None,
+    role: Role,
+    seconds: float,
 ) -> Iterator[QueryClient]:
     """Yield a client of an application's queries, with the token and certificates of
     the settings `http.*`.
@@ -57,7 +60,11 @@ def asking(
     # only the new one.
     token = ",".join(tokens) if tokens else None
     with QueryClient(
-        url, deadline_s=seconds, on_wait=on_wait, token=token, tls=tls
+        url,
+        deadline_s=seconds,
+        on_wait=on_wait,
+        token=token,
+        tls=tls,
     ) as client:
         try:
             yield client

@@ -97,7 +97,12 @@ def _ourselves(folder: Path) -> str:
         checkout,
         folder,
         ignore=shutil.ignore_patterns(
-            ".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"
+            ".*",
+            "build",
+            "*.egg-info",
+            "__pycache__",
+            "tests",
+            "benchmarks",
         ),
     )
     return f"{folder}[worker]"

@@ -19,7 +19,11 @@ _URL = Annotated[
 _All = Annotated[bool, typer.Option("--all", help="All instances of the application.")]
 
 
-def pause(url: _URL, every: _All = False, config: AskingFile = None) -> None:
+def pause(
+    url: _URL,
+    every: _All = False,
+    config: AskingFile = None,
+) -> None:
     """Have an instance process nothing until `coopstreams resume`. It keeps its tasks,
     commits and answers queries.
 
@@ -33,12 +37,22 @@ def pause(url: _URL, every: _All = False, config: AskingFile = None) -> None:
     _change(url, config, paused=True, every=every)
 
 
-def resume(url: _URL, every: _All = False, config: AskingFile = None) -> None:
+def resume(
+    url: _URL,
+    every: _All = False,
+    config: AskingFile = None,
+) -> None:
     """Have an instance process again."""
     _change(url, config, paused=False, every=every)
 
 
-def _change(url: str, config: Path | None, *, paused: bool, every: bool) -> None:
+def _change(
+    url: str,
+    config: Path | None,
+    *,
+    paused: bool,
+    every: bool,
+) -> None:
     need_http(f"coopstreams {'pause' if paused else 'resume'}")
     if not every:
         _tell(url, config, paused=paused)
@@ -56,7 +70,12 @@ def _change(url: str, config: Path | None, *, paused: bool, every: bool) -> None
         raise typer.Exit(1)
 
 
-def _untold(instance: dict[str, Any], config: Path | None, *, paused: bool) -> str:
+def _untold(
+    instance: dict[str, Any],
+    config: Path | None,
+    *,
+    paused: bool,
+) -> str:
     """Tell an instance to pause or to resume; return why that was not possible, empty
     if it was.
     """
@@ -71,7 +90,12 @@ def _untold(instance: dict[str, Any], config: Path | None, *, paused: bool) -> s
     return ""
 
 
-def _tell(url: str, config: Path | None, *, paused: bool) -> None:
+def _tell(
+    url: str,
+    config: Path | None,
+    *,
+    paused: bool,
+) -> None:
     with asking(url, config, "operate", 10) as client:
         (client.pause if paused else client.resume)()
     typer.echo(f"{url}: {'paused' if paused else 'resumed'}")

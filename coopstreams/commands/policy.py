@@ -27,7 +27,9 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 
 @app.command()
 def get(
-    topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None
+    topic: _Topic = None,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
 ) -> None:
     """Print the settings of the cluster, and of the topics for which something was set."""
     plain_console().print(
@@ -44,7 +46,8 @@ def set_(
     topic: Annotated[
         str | None,
         typer.Option(
-            metavar="TOPIC", help="What this topic allows. Without one: the cluster."
+            metavar="TOPIC",
+            help="What this topic allows. Without one: the cluster.",
         ),
     ] = None,
     bootstrap_servers: Brokers = None,

@@ -42,13 +42,16 @@ def query(  # noqa: PLR0913
     prefix: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="Only entries whose key has this prefix; without KEY."
+            metavar="TEXT",
+            help="Only entries whose key has this prefix; without KEY.",
         ),
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="The most entries, windows or sessions to print."
+            min=1,
+            metavar="N",
+            help="The most entries, windows or sessions to print.",
         ),
     ] = 100,
     first: Annotated[
@@ -73,7 +76,8 @@ def query(  # noqa: PLR0913
     as_of: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="The row of a versioned store as of this time."
+            metavar="TIME",
+            help="The row of a versioned store as of this time.",
         ),
     ] = None,
     config: AskingFile = None,
@@ -160,7 +164,11 @@ def _store(client: QueryClient, name: str) -> dict[str, Any]:
 
 
 def _print_rows(
-    client: QueryClient, store: Mapping[str, Any], key: str, times: _Times, limit: int
+    client: QueryClient,
+    store: Mapping[str, Any],
+    key: str,
+    times: _Times,
+    limit: int,
 ) -> None:
     """Print the value of a key, or its windows, sessions or versions.
 
@@ -189,7 +197,11 @@ def _print_rows(
 
 
 def _rows(
-    client: QueryClient, store: Mapping[str, Any], key: Any, times: _Times, limit: int
+    client: QueryClient,
+    store: Mapping[str, Any],
+    key: Any,
+    times: _Times,
+    limit: int,
 ) -> list[Any]:
     """Return what a store has of a key; one more than the limit if there are more."""
     name = store["name"]

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Literal,
+    TypeAlias,
+)
 
 import typer
 from rich.console import Console
@@ -74,7 +79,8 @@ def rebuild(  # noqa: PLR0913
     store: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Only this store; may be repeated. Default: all."
+            metavar="NAME",
+            help="Only this store; may be repeated. Default: all.",
         ),
     ] = None,
     partitions: Annotated[
@@ -135,7 +141,8 @@ def rebuild(  # noqa: PLR0913
     resume: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="From the source: resume a run that has not finished."
+            metavar="RUN",
+            help="From the source: resume a run that has not finished.",
         ),
     ] = None,
     config: SettingsFile = None,
@@ -199,7 +206,11 @@ def rebuild(  # noqa: PLR0913
 
 
 def _alone(
-    topology: Topology, config: Config, wanted: RebuildScope, *, afresh: bool
+    topology: Topology,
+    config: Config,
+    wanted: RebuildScope,
+    *,
+    afresh: bool,
 ) -> Manifest:
     with closing(
         KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
@@ -237,12 +248,17 @@ def _in_spark(
         cores=cores,
     ) as spark:
         return rebuild_in_spark(
-            topology, config, spark=spark, wanted=wanted, afresh=afresh
+            topology,
+            config,
+            spark=spark,
+            wanted=wanted,
+            afresh=afresh,
         )
 
 
 def _rebuilt(
-    rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]
+    rebuilder: Rebuilder,
+    partitions: Iterable[RebuiltPartition],
 ) -> dict[str, list[Slice]]:
     """Rebuild the partitions one by one, with a bar for each."""
     columns = (
@@ -255,7 +271,8 @@ def _rebuilt(
     with Progress(*columns, console=Console(stderr=True)) as bars:
         for rebuilt in partitions:
             bar = bars.add_task(
-                f"{rebuilt.task} {', '.join(rebuilt.stores)}", total=None
+                f"{rebuilt.task} {', '.join(rebuilt.stores)}",
+                total=None,
             )
             for name, slices in rebuilder.rebuild(rebuilt, _Bar(bars, bar)).items():
                 found.setdefault(name, []).extend(slices)
@@ -284,7 +301,8 @@ class _Bar(RestoreListener):
     ) -> None:
         self._start[partition] = start
         self._bars.update(
-            self._bar, total=(self._bars.tasks[-1].total or 0) + end - start
+            self._bar,
+            total=(self._bars.tasks[-1].total or 0) + end - start,
         )
 
     def on_batch_restored(
@@ -347,7 +365,13 @@ def from_source(
         TaskBars(Console()) as bars,
     ):
         done = carry_out_rebuild(
-            spark, topology, config, plan, options.work, say_stage, bars.show
+            spark,
+            topology,
+            config,
+            plan,
+            options.work,
+            say_stage,
+            bars.show,
         )
     _report(done)
 

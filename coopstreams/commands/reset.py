@@ -71,7 +71,10 @@ def reset(
     """
     configure_logging(verbose=False)
     topology, settings = loaded(
-        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+        target,
+        config,
+        set_,
+        {"bootstrap.servers": bootstrap_servers},
     )
     application = settings["application.id"]
     _time_ms(to)  # fails before the cluster is asked
@@ -113,7 +116,13 @@ def reset(
         at_beginning = to == EARLIEST and resets <= {EARLIEST}
         delete = partial(delete_share_group, settings.client)
         carry_out(
-            log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning
+            log,
+            coordinator,
+            plan,
+            offsets,
+            folders,
+            delete,
+            at_beginning=at_beginning,
         )
     typer.echo("done")
 
@@ -132,7 +141,9 @@ def _last(log: Log, settings: Config) -> Outline | None:
 
 
 def _offsets(
-    log: Log, partitions: Iterable[TopicPartition], to: str
+    log: Log,
+    partitions: Iterable[TopicPartition],
+    to: str,
 ) -> dict[TopicPartition, int]:
     """Return the offset of each partition that `--to` names."""
     time_ms = _time_ms(to)
@@ -153,7 +164,11 @@ def _print_missing(topology: Topology, counts: Mapping[str, int]) -> None:
             )
 
 
-def check_begins_at(to: str, share_group: str, setting: str) -> None:
+def check_begins_at(
+    to: str,
+    share_group: str,
+    setting: str,
+) -> None:
     """Check that a share group, which is deleted, begins anew where the other sources
     do.
 

@@ -114,7 +114,12 @@ def run(  # noqa: PLR0913
     topology, checked = loaded(target, config, (), typed)
     if processes > 1:
         command = partial(
-            worker_command, target, config, typed, checked, verbose=verbose
+            worker_command,
+            target,
+            config,
+            typed,
+            checked,
+            verbose=verbose,
         )
         raise typer.Exit(
             _supervise(processes, max_restarts, checked, command, verbose=verbose)
@@ -153,7 +158,12 @@ def _supervise(
         return supervisor.run()
     screen = Screen(console, checked["application.id"])
     supervisor = Supervisor(
-        command, numbers, drain_s, screen.spawn, most_restarts=most, rests=screen.rests
+        command,
+        numbers,
+        drain_s,
+        screen.spawn,
+        most_restarts=most,
+        rests=screen.rests,
     )
 
     def drain() -> bool:
@@ -204,7 +214,11 @@ def worker_command(
     ]
 
 
-def _counted_up(name: str, address: str, number: int) -> str:
+def _counted_up(
+    name: str,
+    address: str,
+    number: int,
+) -> str:
     """Return the address for a process: ports count up from the given one; 0 stays, and
     takes a free one for each.
 
@@ -213,7 +227,9 @@ def _counted_up(name: str, address: str, number: int) -> str:
         all.
     """
     counted, found = _PORT.subn(
-        lambda port: str(int(port[0]) and int(port[0]) + number), address, count=1
+        lambda port: str(int(port[0]) and int(port[0]) + number),
+        address,
+        count=1,
     )
     if not found:
         raise ConfigError(

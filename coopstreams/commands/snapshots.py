@@ -16,13 +16,15 @@ from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
 app = typer.Typer(
-    help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True
+    help="Snapshots of state: list, check, publish, clean up.",
+    no_args_is_help=True,
 )
 
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="The storage of snapshots: a folder or an fsspec URL."
+        metavar="URL",
+        help="The storage of snapshots: a folder or an fsspec URL.",
     ),
 ]
 Application = Annotated[
@@ -126,7 +128,11 @@ def megabytes(files: Sequence[File]) -> str:
     return f"{sum(file.bytes for file in files) / 1e6:,.1f} MB"
 
 
-def _described(url: str, application: str, run: str) -> tuple[str, str, str, str, str]:
+def _described(
+    url: str,
+    application: str,
+    run: str,
+) -> tuple[str, str, str, str, str]:
     """Return the row of a run; one without a manifest is still being made, or was given
     up.
     """
@@ -146,7 +152,11 @@ def _described(url: str, application: str, run: str) -> tuple[str, str, str, str
     )
 
 
-def _loaded(url: str, application: str, run: str | None) -> Manifest:
+def _loaded(
+    url: str,
+    application: str,
+    run: str | None,
+) -> Manifest:
     manifest = snapshot.load(url, application, run)
     if manifest is None:
         raise SnapshotError(f"nothing of {application} is published at {url}")

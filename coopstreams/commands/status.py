@@ -5,7 +5,12 @@ not move.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -33,7 +38,8 @@ def status(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="http://HOST:PORT of any instance of the application."
+            metavar="URL",
+            help="http://HOST:PORT of any instance of the application.",
         ),
     ],
     config: AskingFile = None,
@@ -52,7 +58,8 @@ def status(
         console.print(line, highlight=False, soft_wrap=True)
     for who, said in trouble(report["instances"]):
         console.print(
-            Text(who, "yellow").append(f": {said}", "default"), soft_wrap=True
+            Text(who, "yellow").append(f": {said}", "default"),
+            soft_wrap=True,
         )
     if not all(instance["live"] for instance in report["instances"]):
         raise typer.Exit(1)
@@ -94,7 +101,8 @@ def status_table(report: dict[str, Any]) -> Table:
             _share(share) for share in instance.get("shares", ())
         ]
         for label, row in zip_longest(
-            labels, rows or [_task({"state": instance["state"]})]
+            labels,
+            rows or [_task({"state": instance["state"]})],
         ):
             table.add_row(label or "", *(row or ()))
     return table

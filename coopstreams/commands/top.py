@@ -44,7 +44,8 @@ def top(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="http://HOST:PORT of any instance of the application."
+            metavar="URL",
+            help="http://HOST:PORT of any instance of the application.",
         ),
     ],
     once: Annotated[
@@ -66,7 +67,8 @@ def top(
         console.print(picture(report, letters, ascii_only=console.options.ascii_only))
         return
     signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+        signal.SIGTERM,
+        lambda number, _: sys.exit(128 + number),
     )  # else the terminal stays as it is now
     with (
         asking(url, config, "operate", 0) as client,
@@ -89,7 +91,10 @@ def top(
 
 
 def picture(
-    report: dict[str, Any], letters: Letters, *, ascii_only: bool = False
+    report: dict[str, Any],
+    letters: Letters,
+    *,
+    ascii_only: bool = False,
 ) -> RenderableType:
     """Return an answer to `/v1/status` as a picture."""
     instances = report["instances"]
@@ -141,7 +146,8 @@ def _state(instance: dict[str, Any]) -> Text:
     others = [code for code in codes if code != state]
     colour = _COLOURS.get(state, "yellow") if instance["live"] else "red"
     return Text(
-        ", ".join([state, *others]), "yellow" if others and instance["live"] else colour
+        ", ".join([state, *others]),
+        "yellow" if others and instance["live"] else colour,
     )
 
 

@@ -104,7 +104,10 @@ def list_topics(
             _print(log, kinds, counts)
         return
     topology, settings = loaded(
-        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+        target,
+        config,
+        set_,
+        {"bootstrap.servers": bootstrap_servers},
     )
     with cluster(settings.client) as log:
         counts = log.partitions()
@@ -116,7 +119,9 @@ def list_topics(
 
 
 def kinds_of(
-    topology: Topology, counts: Collection[str], settings: Config
+    topology: Topology,
+    counts: Collection[str],
+    settings: Config,
 ) -> dict[str, str]:
     """Return the kind of each topic of an application: what it reads first, then what
     it writes, then internal ones.
@@ -135,7 +140,11 @@ def kinds_of(
     return kinds
 
 
-def _print(log: Log, kinds: Mapping[str, str], counts: Mapping[str, int]) -> None:
+def _print(
+    log: Log,
+    kinds: Mapping[str, str],
+    counts: Mapping[str, int],
+) -> None:
     """Print a line for each topic."""
     there = [name for name in kinds if name in counts]
     configs = log.topic_configs(there)

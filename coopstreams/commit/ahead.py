@@ -53,7 +53,12 @@ class Ahead:
     `writers` is thread-safe.
     """
 
-    def __init__(self, log: Log, group: str, partition: TopicPartition) -> None:
+    def __init__(
+        self,
+        log: Log,
+        group: str,
+        partition: TopicPartition,
+    ) -> None:
         self._log = log
         self._partition = partition
         self._prefix = encode_text(group)
@@ -83,7 +88,10 @@ class Ahead:
             for batch in self._reader.fetch(_BATCH, 0.0):
                 columns = batch.columns
                 for key, value, offset in zip(
-                    columns.keys, columns.values, columns.offsets, strict=True
+                    columns.keys,
+                    columns.values,
+                    columns.offsets,
+                    strict=True,
                 ):
                     self._take(key, value, offset)
                 self._at = max(self._at, batch.next_offset)
@@ -111,7 +119,12 @@ class Ahead:
         # `copy` is one step, in which the thread that looks cannot change the deque.
         return list(dict.fromkeys(writer for _, writer in self._writers.copy()))
 
-    def _take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+    def _take(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        offset: int,
+    ) -> None:
         if key is not None and key.startswith(self._prefix, 1):
             self._own.append(offset)
         writer = _writer(key, value)

@@ -66,7 +66,9 @@ class Group(Protocol):
         ...
 
     def end_transaction(
-        self, transactional_id: str, timeout_ms: int | None = None
+        self,
+        transactional_id: str,
+        timeout_ms: int | None = None,
     ) -> None:
         """See `GroupMember.end_transaction`."""
 
@@ -231,5 +233,6 @@ class Barrier:
             self._settle(lambda name: self._ours(name) and name not in living)
         except LogError as error:
             log.warning(
-                "hanging transactions of dead members cannot be ended yet: %s", error
+                "hanging transactions of dead members cannot be ended yet: %s",
+                error,
             )

@@ -32,7 +32,13 @@ from dataclasses import dataclass, field
 import orjson
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import BROKERS_TIME, Log, Position, Reader, TopicSpec
+from coopstreams.log.log import (
+    BROKERS_TIME,
+    Log,
+    Position,
+    Reader,
+    TopicSpec,
+)
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.json_text import read_long
@@ -152,7 +158,13 @@ def topic_spec(replication: int = -1) -> TopicSpec:
 class PolicyTopic:
     """The policy topic of a cluster. Belongs to one thread."""
 
-    def __init__(self, log: Log, *, replication: int = -1, host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        replication: int = -1,
+        host: Host = SYSTEM,
+    ) -> None:
         """Connect to nothing yet. `replication` is for the topic, which the first
         setting creates.
         """
@@ -200,7 +212,12 @@ class PolicyTopic:
             )
         return Policy(dict(self._values))
 
-    def set(self, name: str, value: bool | None, topic: str | None = None) -> None:
+    def set(
+        self,
+        name: str,
+        value: bool | None,
+        topic: str | None = None,
+    ) -> None:
         """Set one setting of the cluster or of a topic; None: back to the default.
 
         Raises:
@@ -251,7 +268,10 @@ class PolicyTopic:
         coopstreams are kept, and unused.
         """
         for key, value, offset in zip(
-            columns.keys, columns.values, columns.offsets, strict=True
+            columns.keys,
+            columns.values,
+            columns.offsets,
+            strict=True,
         ):
             self._strange.pop(key, None)
             try:

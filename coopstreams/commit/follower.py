@@ -40,7 +40,13 @@ from coopstreams.commit.record import (
     partition_of,
     topic_spec,
 )
-from coopstreams.commit.view import CommitView, Hole, LiveCommit, PartitionStart, Winner
+from coopstreams.commit.view import (
+    CommitView,
+    Hole,
+    LiveCommit,
+    PartitionStart,
+    Winner,
+)
 from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
@@ -96,7 +102,8 @@ class Follower:
         self.partitions = counts[COMMIT_TOPIC]
         self.group = group
         self.partition = TopicPartition(
-            COMMIT_TOPIC, partition_of(group, self.partitions)
+            COMMIT_TOPIC,
+            partition_of(group, self.partitions),
         )
         self._lock = Lock()
         self._view = CommitView(group)
@@ -207,7 +214,10 @@ class Follower:
             columns = batch.columns
             with self._lock:
                 for key, value, offset in zip(
-                    columns.keys, columns.values, columns.offsets, strict=True
+                    columns.keys,
+                    columns.values,
+                    columns.offsets,
+                    strict=True,
                 ):
                     if key is not None:
                         self._take(key, value, offset)
@@ -344,21 +354,27 @@ class Follower:
             return self._view.stable(partition, committed, own)
 
     def resolve(
-        self, partition: TopicPartition, key_range: KeyRange
+        self,
+        partition: TopicPartition,
+        key_range: KeyRange,
     ) -> list[Winner | Hole]:
         """See `CommitView.resolve`."""
         with self._lock:
             return self._view.resolve(partition, key_range)
 
     def mirror(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         """See `CommitView.mirror`; also None while a record is unreadable."""
         with self._lock:
             return None if self._unreadable else self._view.mirror(partition, committed)
 
     def garbage(
-        self, partition: TopicPartition, mine: Sequence[KeyRange]
+        self,
+        partition: TopicPartition,
+        mine: Sequence[KeyRange],
     ) -> list[bytes]:
         """See `CommitView.garbage`; empty while a record is unreadable."""
         with self._lock:
@@ -376,7 +392,9 @@ class Follower:
         return topic_id
 
     def of_this_topic(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         """See `CommitView.of_this_topic`."""
         with self._lock:
@@ -417,7 +435,12 @@ class Follower:
         self._ahead.end()
         self._reader.close()
 
-    def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
+    def _take(
+        self,
+        key: bytes,
+        value: bytes | None,
+        offset: int,
+    ) -> None:
         """Apply a record to the view, or set its key aside. The caller holds the lock."""
         try:
             self._view.apply(key, value)

@@ -25,7 +25,12 @@ from functools import reduce
 from typing import Any, Protocol
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.ranges import Runs, advance, common, merge
+from coopstreams.commit.ranges import (
+    Runs,
+    advance,
+    common,
+    merge,
+)
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.common.host import SYSTEM, Host
@@ -172,7 +177,9 @@ def group_offsets(
 
 
 def offset_and_ranges(
-    follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None
+    follower: Follower | None,
+    partition: TopicPartition,
+    plain: tuple[int, str] | None,
 ) -> OffsetAndRanges | None:
     """Return the group's committed offset of a partition; None while some key range has
     never committed.

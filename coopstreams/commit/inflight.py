@@ -21,7 +21,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coopstreams.commit.ranges import Runs, above, advance, contains, merge, runs_of
+from coopstreams.commit.ranges import (
+    Runs,
+    above,
+    advance,
+    contains,
+    merge,
+    runs_of,
+)
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
 from coopstreams.log.log import Position
@@ -33,7 +40,11 @@ class InFlight:
     """The records of one key range. Not thread-safe, no I/O."""
 
     def __init__(
-        self, segments: Sequence[Segment], most: int, *, in_order: bool = False
+        self,
+        segments: Sequence[Segment],
+        most: int,
+        *,
+        in_order: bool = False,
     ) -> None:
         """Begin at the positions of the segments, which tile the range.
 
@@ -80,7 +91,10 @@ class InFlight:
         return self._blocked
 
     def hand_out(
-        self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int
+        self,
+        keys: Sequence[bytes | None],
+        offsets: Sequence[int],
+        next_offset: int,
     ) -> list[int]:
         """Return the indices of the records to hand out now: not done, and (except
         after a seek) not handed out before.
@@ -89,7 +103,8 @@ class InFlight:
         behind them.
         """
         again = range(
-            bisect_left(offsets, self.wanted), bisect_left(offsets, self.next)
+            bisect_left(offsets, self.wanted),
+            bisect_left(offsets, self.next),
         )
         fresh = list(range(max(again.start, again.stop), len(offsets)))
         parts = self._parts_of(keys, offsets, fresh)
@@ -180,7 +195,9 @@ class InFlight:
         self.next = max(self.next, offset)
 
     def segments(
-        self, reached: Position | None = None, operator_times: OperatorTimes = ()
+        self,
+        reached: Position | None = None,
+        operator_times: OperatorTimes = (),
     ) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
@@ -199,7 +216,9 @@ class InFlight:
                 [
                     self._stand(found, missing, reached, operator_times)
                     for found, missing in zip(
-                        self._found, self._missing_of_parts(), strict=True
+                        self._found,
+                        self._missing_of_parts(),
+                        strict=True,
                     )
                 ]
             )
@@ -280,7 +299,10 @@ class InFlight:
         self._part_of.clear()
 
     def _not_found(
-        self, offsets: Sequence[int], parts: Mapping[int, int], some: Sequence[int]
+        self,
+        offsets: Sequence[int],
+        parts: Mapping[int, int],
+        some: Sequence[int],
     ) -> list[int]:
         """Return the indices whose offsets no earlier owner has done."""
         return [
@@ -288,7 +310,10 @@ class InFlight:
         ]
 
     def _parts_of(
-        self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]
+        self,
+        keys: Sequence[bytes | None],
+        offsets: Sequence[int],
+        some: Sequence[int],
     ) -> dict[int, int]:
         """Return the part that was found of each of these indices; nothing if there is
         one part.

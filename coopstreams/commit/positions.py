@@ -22,7 +22,13 @@ wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Protocol, TypeAlias
 
 from coopstreams.commit.barrier import Opening
@@ -77,14 +83,18 @@ class OffsetStore(Protocol):
     """Fetches plain offsets: a member of the group, or an administrator."""
 
     def fetch_offsets(
-        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        stable: bool = True,
     ) -> FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
         ...
 
 
 def check_beside(
-    follower: Follower, committed: Mapping[TopicPartition, Committed | None]
+    follower: Follower,
+    committed: Mapping[TopicPartition, Committed | None],
 ) -> None:
     """Check that the individual commits that these plain offsets name are known.
 
@@ -125,11 +135,17 @@ def check_named(
             opening.named - {topic_id} or plain_names not in (0, topic_number(topic_id))
         ):
             raise made_anew(
-                group, partition, min(segment.position for segment in opening.segments)
+                group,
+                partition,
+                min(segment.position for segment in opening.segments),
             )
 
 
-def made_anew(group: str, partition: TopicPartition, offset: int | None) -> ConfigError:
+def made_anew(
+    group: str,
+    partition: TopicPartition,
+    offset: int | None,
+) -> ConfigError:
     """Return the error for a source topic that was recreated since the group committed
     in it, with the cure.
 
@@ -199,7 +215,9 @@ class Positions:
         self._doubted_at: float | None = None
 
     def resolve(
-        self, asking: Sequence[Opening], generation: int
+        self,
+        asking: Sequence[Opening],
+        generation: int,
     ) -> dict[TaskId, Progress]:
         """Return the progress of the tasks whose positions are known now; the others
         ask again.
@@ -241,7 +259,9 @@ class Positions:
         return progress
 
     def _openings(
-        self, one: Opening, resets: Mapping[TopicPartition, Position]
+        self,
+        one: Opening,
+        resets: Mapping[TopicPartition, Position],
     ) -> dict[TopicPartition, PartitionStart]:
         return {
             source: self._follower.open(
@@ -254,7 +274,9 @@ class Positions:
         }
 
     def _look_up_resets(
-        self, asking: Iterable[Opening], resets: dict[TopicPartition, Position]
+        self,
+        asking: Iterable[Opening],
+        resets: dict[TopicPartition, Position],
     ) -> None:
         """Add where `auto.offset.reset` begins in each source without a plain offset:
         only there a task may begin.
@@ -414,7 +436,8 @@ class Positions:
             # the commit topic.
             self._check_rows(
                 self._coordinator.fetch_offsets(
-                    self._follower.rows(), stable=False
+                    self._follower.rows(),
+                    stable=False,
                 ).offsets
             )
             self._checked = True
@@ -505,6 +528,8 @@ class Positions:
             if error.retryable:
                 raise
             log.warning(
-                "cannot see whether brokers delete records of %s: %s", topic, error
+                "cannot see whether brokers delete records of %s: %s",
+                topic,
+                error,
             )
             return False

@@ -16,7 +16,12 @@ unknown; reading on is cheap).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -73,13 +78,17 @@ class Commits(Protocol):
         ...
 
     def mirror(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         """See `view.CommitView.mirror`."""
         ...
 
     def garbage(
-        self, partition: TopicPartition, mine: Sequence[KeyRange]
+        self,
+        partition: TopicPartition,
+        mine: Sequence[KeyRange],
     ) -> list[bytes]:
         """See `view.CommitView.garbage`."""
         ...
@@ -280,7 +289,10 @@ class Progress:
         return joined([columns.pick(keep), columns.slice(again, len(columns))])
 
     def advance(
-        self, partition: TopicPartition, next_offset: int, stream_time: int
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        stream_time: int,
     ) -> None:
         """Note that every record of the range below `next_offset` is done, and the
         partition's stream time there.
@@ -313,7 +325,8 @@ class Progress:
         source.operator_times = operator_times
         source.reached = tuple(
             replace(
-                segment, operator_times=latest(segment.operator_times, operator_times)
+                segment,
+                operator_times=latest(segment.operator_times, operator_times),
             )
             if segment.position == source.offset
             else segment
@@ -351,7 +364,9 @@ class Progress:
         self._sources[partition].reached = _joined(segments)
 
     def follow(
-        self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]
+        self,
+        partition: TopicPartition,
+        segments: Callable[[], tuple[Segment, ...]],
     ) -> None:
         """Get the segments of a source by this function from now on. Replaces `unseen`
         and `advance`.
@@ -374,7 +389,10 @@ class Progress:
         )
 
     def records(
-        self, partition: TopicPartition, *, claim: bool = False
+        self,
+        partition: TopicPartition,
+        *,
+        claim: bool = False,
     ) -> list[tuple[bytes, bytes]]:
         """Stage the segments reached and return their individual commits; none if the
         plain offset holds all of them.
@@ -410,7 +428,9 @@ class Progress:
         for piece in source.pieces:
             key = CommitKey(author.group, *partition, piece, term, author.generation)
             value = CommitValue(
-                author.transactional_id, _within(piece, segments), metadata
+                author.transactional_id,
+                _within(piece, segments),
+                metadata,
             )
             records.append((encode_key(key), encode_value(value)))
         return records
@@ -459,7 +479,9 @@ class Progress:
             beside = source.term if source.staged.individual else 0
             mirror = commits.mirror(partition, last)
             plain = mirror and replace(
-                mirror, beside=max(mirror.beside, beside), topic=topic
+                mirror,
+                beside=max(mirror.beside, beside),
+                topic=topic,
             )
         source.staged = replace(source.staged, plain=plain or last)
         return plain
@@ -483,7 +505,10 @@ class Progress:
             if source.begins:
                 at = self.position(partition)
                 plain = Committed(
-                    at.offset, at.stream_time, 0, topic=self._topic_number(partition)
+                    at.offset,
+                    at.stream_time,
+                    0,
+                    topic=self._topic_number(partition),
                 )
                 source.durable = source.staged = replace(source.durable, plain=plain)
                 offsets[partition] = at.offset, plain.metadata
@@ -605,7 +630,10 @@ class CommitPlan:
 
 
 def plan(
-    tasks: Iterable[Progress], commits: Commits, *, claim: bool = False
+    tasks: Iterable[Progress],
+    commits: Commits,
+    *,
+    claim: bool = False,
 ) -> CommitPlan:
     """Stage a commit of these tasks (of one thread) and return it. When it counted,
     call `committed` on each of them.

@@ -271,11 +271,19 @@ def encode_key(key: CommitKey) -> bytes:
 def tail_of(key: CommitKey) -> bytes:
     """Return the last `TAIL_BYTES` bytes of a key: all but version, group and topic."""
     return _KEY_TAIL.pack(
-        key.partition, key.key_range.start, key.key_range.end, key.term, key.generation
+        key.partition,
+        key.key_range.start,
+        key.key_range.end,
+        key.term,
+        key.generation,
     )
 
 
-def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
+def key_of(
+    group: str,
+    topic: str,
+    tail: bytes,
+) -> CommitKey:
     """Return the key with this tail."""
     partition, start, end, term, generation = _KEY_TAIL.unpack(tail)
     return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
@@ -393,7 +401,9 @@ def encode_text(text: str) -> bytes:
 
 
 def _read_said(
-    data: bytes, at: int, key_range: KeyRange
+    data: bytes,
+    at: int,
+    key_range: KeyRange,
 ) -> tuple[tuple[Segment, ...], str]:
     count, at = read_varint(data, at)
     start = key_range.start
@@ -416,7 +426,11 @@ def _read_said(
     return tuple(segments), metadata
 
 
-def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, int]:
+def _read_segment(
+    data: bytes,
+    at: int,
+    key_range: KeyRange,
+) -> tuple[Segment, int]:
     position, at = read_varint(data, at)
     if position > _MOST_OFFSET:
         raise ValueError(f"{position} is no offset")
@@ -481,7 +495,11 @@ def _check_version(data: bytes, newest: int = VERSION) -> None:
         )
 
 
-def _damaged(part: str, data: bytes, problem: Exception) -> LogError:
+def _damaged(
+    part: str,
+    data: bytes,
+    problem: Exception,
+) -> LogError:
     return LogError(
         f"a record of {COMMIT_TOPIC} has a {part} that no member of this group can have written ({problem}): "
         f"{data[:80].hex()}"

@@ -69,7 +69,10 @@ class Applying:
             self._fail(fresh[record.offset], error)
 
         self._session.apply(
-            records, position, refused, self._progress.durable(self._source)
+            records,
+            position,
+            refused,
+            self._progress.durable(self._source),
         )
         return len(records)
 
@@ -116,5 +119,9 @@ def _record(each: Applied) -> SinkRecord:
     _, columns, i = each.hand
     headers = columns.headers[i] if columns.headers is not None else None
     return SinkRecord(
-        columns.offsets[i], each.key, each.value, columns.timestamps[i], headers
+        columns.offsets[i],
+        each.key,
+        each.value,
+        columns.timestamps[i],
+        headers,
     )

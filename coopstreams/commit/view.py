@@ -168,7 +168,9 @@ class CommitView:
             self._mirrors.clear()
 
     def of_this_topic(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         """Return a plain offset; None if it names another topic."""
         number = topic_number(self._topic_ids.get(partition.topic, ""))
@@ -210,7 +212,9 @@ class CommitView:
         return sorted(found, key=lambda said: _rank(said.key))
 
     def resolve(
-        self, partition: TopicPartition, key_range: KeyRange
+        self,
+        partition: TopicPartition,
+        key_range: KeyRange,
     ) -> list[Winner | Hole]:
         """Return the individual commits that count for a range. Shape: winners and
         holes that tile it, ascending.
@@ -335,7 +339,9 @@ class CommitView:
         return lowest([*combine(resolved, committed, Position(0)), *own])
 
     def mirror(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         """Return the plain offset that the owner of hash 0 writes now; None: none yet.
 
@@ -352,7 +358,9 @@ class CommitView:
         return last[1]
 
     def _mirror(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
     ) -> Committed | None:
         stable = self._stable(partition, committed)
         if stable is None:
@@ -373,7 +381,9 @@ class CommitView:
         )
 
     def garbage(
-        self, partition: TopicPartition, mine: Sequence[KeyRange]
+        self,
+        partition: TopicPartition,
+        mine: Sequence[KeyRange],
     ) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash is in one of
         these ranges.
@@ -454,7 +464,9 @@ def _rank(key: CommitKey) -> tuple[int, int, KeyRange]:
 
 
 def combine(
-    resolved: Sequence[Winner | Hole], committed: Committed | None, reset: Position
+    resolved: Sequence[Winner | Hole],
+    committed: Committed | None,
+    reset: Position,
 ) -> list[Segment]:
     """Return a segment for each winner or hole, the plain offset taken into account;
     equal neighbours are joined.
@@ -488,7 +500,9 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _combined(
-    one: Winner | Hole, committed: Committed | None, reset: Position
+    one: Winner | Hole,
+    committed: Committed | None,
+    reset: Position,
 ) -> Segment:
     if isinstance(one, Hole):
         if committed is None:

@@ -26,7 +26,11 @@ class Acl:
     prefixed: bool = False
 
 
-def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") -> str:
+def adding(
+    principal: str,
+    acls: Sequence[Acl],
+    servers: str = "<HOST:PORT>",
+) -> str:
     """Return the command that allows each of these operations on each of these
     resources.
     """
@@ -100,7 +104,12 @@ class Attempt:
                 return self._said("IdempotentWrite", "cluster", "")
         return ""
 
-    def _said(self, operation: str, kind: str, name: str) -> str:
+    def _said(
+        self,
+        operation: str,
+        kind: str,
+        name: str,
+    ) -> str:
         resource = f"{kind.replace('-', ' ')}{f' {name}' if name else ''}"
         where = f"one of the topics {name}" if ", " in name else f"the {resource}"
         lasting = _OF_ONE_LIFE.sub("", name) if kind == "transactional-id" else name

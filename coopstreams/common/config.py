@@ -58,7 +58,8 @@ def handler(value: Any) -> Any:
     if value in HANDLERS:
         return value
     return function(
-        value, f"one of {', '.join(HANDLERS)}, or a function, package.module:function"
+        value,
+        f"one of {', '.join(HANDLERS)}, or a function, package.module:function",
     )
 
 
@@ -88,7 +89,8 @@ def _extractor(value: Any) -> Any:
     if name in BY_NAME:
         return BY_NAME[name]
     return function(
-        value, f"{', '.join(BY_NAME)}, or a function, package.module:function"
+        value,
+        f"{', '.join(BY_NAME)}, or a function, package.module:function",
     )
 
 
@@ -496,7 +498,8 @@ class Config:
 
     @staticmethod
     def of(
-        settings: Config | Mapping[str, Any], application_id: str | None = None
+        settings: Config | Mapping[str, Any],
+        application_id: str | None = None,
     ) -> Config:
         """Return the checked settings, with defaults for those that are missing;
         `application_id` is the topology's.
@@ -656,7 +659,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
 
 
-def _read(name: str, value: Any, where_from: str) -> Any:
+def _read(
+    name: str,
+    value: Any,
+    where_from: str,
+) -> Any:
     try:
         return SETTINGS[name][0](value)
     except (ValueError, TypeError) as error:

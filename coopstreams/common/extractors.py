@@ -46,7 +46,9 @@ def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> in
     """Return Kafka's own timestamp; a negative one drops the record, with a warning."""
     if record.timestamp < 0:
         log.warning(
-            "%s has the timestamp %d and is skipped", _where(record), record.timestamp
+            "%s has the timestamp %d and is skipped",
+            _where(record),
+            record.timestamp,
         )
     return record.timestamp
 

@@ -107,7 +107,9 @@ class HostCondition(Protocol):
     ) -> None: ...
 
     def wait_for(
-        self, predicate: Callable[[], bool], timeout: float | None = None
+        self,
+        predicate: Callable[[], bool],
+        timeout: float | None = None,
     ) -> bool:
         """Block until the predicate holds; return whether it does."""
         ...
@@ -238,7 +240,9 @@ class _EventLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever, name="calls", daemon=True
+                    target=self._loop.run_forever,
+                    name="calls",
+                    daemon=True,
                 ).start()
             return self._loop
 

@@ -42,7 +42,8 @@ def listen() -> None:
     threading.Thread(target=_hear, args=(hears,), name="signals", daemon=True).start()
     for number in SIGNALS:
         signal.signal(
-            number, lambda *_: None
+            number,
+            lambda *_: None,
         )  # without a handler, Python would not write to the descriptor
 
 

@@ -206,7 +206,9 @@ class Metrics:
             "thread",
         )
         self._processed = self._counter(
-            "processed_records", "Records that tasks have processed.", "subtopology"
+            "processed_records",
+            "Records that tasks have processed.",
+            "subtopology",
         )
         self._produced = self._counter(
             "produced_records",
@@ -218,7 +220,11 @@ class Metrics:
             "Records left out, by node and reason: late, null-key, deserialization, ..."
         )
         self._dropped = self._counter(
-            "dropped_records", says, "subtopology", "node", "reason"
+            "dropped_records",
+            says,
+            "subtopology",
+            "node",
+            "reason",
         )
         self._time_marks = self._counter(
             "time_marks",
@@ -305,7 +311,9 @@ class Metrics:
             "code",
         )
         self._commits = self._counter(
-            "commits", "Commits that counted, by stream thread.", "thread"
+            "commits",
+            "Commits that counted, by stream thread.",
+            "thread",
         )
         self._aborts = self._counter(
             "aborts",
@@ -354,11 +362,21 @@ class Metrics:
         for state in TASK_STATES:
             self._tasks.of(state).set(0)
 
-    def consumed(self, task: TaskId, topic: str, records: int) -> None:
+    def consumed(
+        self,
+        task: TaskId,
+        topic: str,
+        records: int,
+    ) -> None:
         """Count records a task was handed."""
         self._consumed.of(task.subtopology, topic).inc(records)
 
-    def redelivered(self, task: TaskId, topic: str, records: int) -> None:
+    def redelivered(
+        self,
+        task: TaskId,
+        topic: str,
+        records: int,
+    ) -> None:
         """Count records that a share group delivered again."""
         self._redelivered.of(task.subtopology, topic).inc(records)
 
@@ -370,7 +388,12 @@ class Metrics:
         """Count records that a task has processed."""
         self._processed.of(task.subtopology).inc(records)
 
-    def produced(self, task: TaskId, topic: str, records: int) -> None:
+    def produced(
+        self,
+        task: TaskId,
+        topic: str,
+        records: int,
+    ) -> None:
         """Count records that a task has written to a topic."""
         self._produced.of(task.subtopology, topic).inc(records)
 
@@ -378,23 +401,39 @@ class Metrics:
         """Count an advance of the stream time of a silent partition."""
         self._time_marks.of(task.subtopology, topic).inc()
 
-    def clock_marked(self, task: TaskId, topic: str, marks: int) -> None:
+    def clock_marked(
+        self,
+        task: TaskId,
+        topic: str,
+        marks: int,
+    ) -> None:
         """Count marks that a task has written to a repartition topic."""
         self._clock_marks.of(task.subtopology, topic).inc(marks)
 
-    def clock_lag(self, task: TaskId, topic: str, lag_ms: int) -> None:
+    def clock_lag(
+        self,
+        task: TaskId,
+        topic: str,
+        lag_ms: int,
+    ) -> None:
         """Set how far the clock of a task is behind its newest record."""
         self._clock_lag.of(task, topic).set(lag_ms / 1000)
 
     def dropped(
-        self, task: TaskId | None, node: str, reason: str, records: int = 1
+        self,
+        task: TaskId | None,
+        node: str,
+        reason: str,
+        records: int = 1,
     ) -> None:
         """Count records dropped by a task or (None) by global tables.
 
         `reason` is one of a few fixed words, because each becomes a series.
         """
         self._dropped.of(
-            GLOBAL_TABLES if task is None else task.subtopology, node, reason
+            GLOBAL_TABLES if task is None else task.subtopology,
+            node,
+            reason,
         ).inc(records)
 
     def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
@@ -410,7 +449,11 @@ class Metrics:
         self._retries.of(task.subtopology).inc(calls)
 
     def calls(
-        self, task: TaskId, in_flight: int, waiting: int, oldest_s: float
+        self,
+        task: TaskId,
+        in_flight: int,
+        waiting: int,
+        oldest_s: float,
     ) -> None:
         """Set how many calls of a task are in flight and how many wait, and for how
         long its first record has.
@@ -419,12 +462,21 @@ class Metrics:
         self._waiting_calls.of(task).set(waiting)
         self._oldest_call.of(task).set(oldest_s)
 
-    def lag(self, task: TaskId, topic: str, records: int) -> None:
+    def lag(
+        self,
+        task: TaskId,
+        topic: str,
+        records: int,
+    ) -> None:
         """Set the lag of a task in a topic, in records."""
         self._lag.of(task, topic).set(records)
 
     def restored(
-        self, task: TaskId, store: str, records: int, remaining: int | None = None
+        self,
+        task: TaskId,
+        store: str,
+        records: int,
+        remaining: int | None = None,
     ) -> None:
         """Count changelog records read for a store; `remaining` is an upper bound,
         since compaction removes records.
@@ -433,12 +485,23 @@ class Metrics:
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
 
-    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+    def fetched(
+        self,
+        task: TaskId,
+        store: str,
+        bytes_: int,
+        remaining: int,
+    ) -> None:
         """Count downloaded bytes of a snapshot; set how many remain."""
         self._fetched.of(task.subtopology, store).inc(bytes_)
         self._to_fetch.of(task, store).set(remaining)
 
-    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(
+        self,
+        task: TaskId,
+        store: str,
+        keys: int,
+    ) -> None:
         """Count keys restored from a snapshot."""
         self._snapshot_keys.of(task.subtopology, store).inc(keys)
 
@@ -481,7 +544,12 @@ class Metrics:
         for family in self._families:
             family.forget(task)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def answered(
+        self,
+        route: str,
+        status: int,
+        seconds: float,
+    ) -> None:
         """Count an HTTP request. `route` is the pattern, not the path."""
         self._queries.of(route, status).inc()
         self._query_seconds.of(route).observe(seconds)
@@ -506,12 +574,14 @@ class Metrics:
 
     def _counter(self, name: str, says: str, *labels: str) -> _Family[Counter]:
         return self._family(
-            Counter(f"coopstreams_{name}", says, labels, registry=self.registry), labels
+            Counter(f"coopstreams_{name}", says, labels, registry=self.registry),
+            labels,
         )
 
     def _gauge(self, name: str, says: str, *labels: str) -> _Family[Gauge]:
         return self._family(
-            Gauge(f"coopstreams_{name}", says, labels, registry=self.registry), labels
+            Gauge(f"coopstreams_{name}", says, labels, registry=self.registry),
+            labels,
         )
 
     def _histogram(

@@ -44,7 +44,8 @@ def is_secret(name: str) -> bool:
 
 
 def resolved(
-    settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+    settings: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Return the settings with references replaced, and secrets as `Secret`. What is a
     `Secret` already stays as it is.
@@ -57,7 +58,9 @@ def resolved(
 
 
 def resolve(
-    settings: Mapping[str, Any], name: str, environment: Mapping[str, str] = os.environ
+    settings: Mapping[str, Any],
+    name: str,
+    environment: Mapping[str, str] = os.environ,
 ) -> Any:
     """Return one of the settings likewise."""
     value = settings[name]
@@ -76,7 +79,11 @@ def resolve(
     return Secret(found) if is_secret(name) else found
 
 
-def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
+def _read(
+    kind: str,
+    where: str,
+    environment: Mapping[str, str],
+) -> str:
     """Return what a reference refers to; raise a ValueError that says why there is
     nothing.
     """

@@ -29,7 +29,12 @@ from typing import Any
 from coopstreams.common.acl_errors import Login
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import is_secret, resolved
-from coopstreams.common.tokens import Fetch, callback, msk_iam, oidc
+from coopstreams.common.tokens import (
+    Fetch,
+    callback,
+    msk_iam,
+    oidc,
+)
 from coopstreams.topology.errors import ConfigError
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -137,7 +142,9 @@ class Security:
         for name in sorted(given):
             _check_name(name)
         protocol = _one_of(
-            "security.protocol", given.get("security.protocol", "PLAINTEXT"), PROTOCOLS
+            "security.protocol",
+            given.get("security.protocol", "PLAINTEXT"),
+            PROTOCOLS,
         )
         servers = settings.get("bootstrap.servers", "")
         made = Security(protocol, _mechanism(given, protocol), given, str(servers))
@@ -219,7 +226,8 @@ class Security:
             arguments["sasl_plain_password"] = self.given["sasl.password"]
         elif self.mechanism == KERBEROS:
             arguments["sasl_kerberos_service_name"] = self.given.get(
-                "sasl.kerberos.service.name", "kafka"
+                "sasl.kerberos.service.name",
+                "kafka",
             )
         else:
             arguments |= {
@@ -256,7 +264,8 @@ class Security:
             self._need("sasl.username", "sasl.password")
         if self._native_oidc:
             self._need(
-                "sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.client.id"
+                "sasl.oauthbearer.token.endpoint.url",
+                "sasl.oauthbearer.client.id",
             )
             self._need("sasl.oauthbearer.client.secret")
         if self.mechanism == MSK_IAM and not self.tls:
@@ -296,7 +305,8 @@ class Security:
                 '"module:function", that returns (token, expiry in seconds since 1970)'
             )
         return callback(
-            self.given["oauth_cb"], str(self.given.get("sasl.oauthbearer.config", ""))
+            self.given["oauth_cb"],
+            str(self.given.get("sasl.oauthbearer.config", "")),
         )
 
     @property
@@ -403,14 +413,22 @@ def _mechanism(given: Mapping[str, Any], protocol: str) -> str:
     return (found.pop() if found else KERBEROS) if protocol.startswith("SASL") else ""
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+def _one_of(
+    name: str,
+    value: Any,
+    allowed: tuple[str, ...],
+) -> str:
     text = str(value).upper()
     if text not in allowed:
         raise ConfigError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
     return text
 
 
-def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
+def _flag(
+    given: Mapping[str, Any],
+    name: str,
+    default: bool,
+) -> bool:
     text = str(given.get(name, default)).lower()
     if text not in _TRUE | _FALSE:
         raise ConfigError(f"{name}: {text!r} is neither true nor false")

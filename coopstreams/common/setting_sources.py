@@ -40,7 +40,9 @@ def origin(settings: Mapping[str, Any], name: str) -> str:
 
 
 def settings_of(
-    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
 ) -> Given:
     """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags;
     the later one wins.

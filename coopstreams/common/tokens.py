@@ -114,11 +114,16 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
 
     def fetch(_: str) -> Token:
         asked = urllib.request.Request(
-            url, urllib.parse.urlencode(form).encode(), head, method="POST"
+            url,
+            urllib.parse.urlencode(form).encode(),
+            head,
+            method="POST",
         )
         try:
             with urllib.request.urlopen(
-                asked, timeout=FETCH_TIMEOUT_S, context=context
+                asked,
+                timeout=FETCH_TIMEOUT_S,
+                context=context,
             ) as response:
                 answer = json.loads(response.read())
             token = str(answer["access_token"])

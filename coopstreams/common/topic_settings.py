@@ -19,7 +19,11 @@ def deletes(settings: Mapping[str, str]) -> bool:
     return "delete" in policies(settings) and not kept_for_ever
 
 
-def setting_command(topic: str, setting: str, value: str) -> str:
+def setting_command(
+    topic: str,
+    setting: str,
+    value: str,
+) -> str:
     """Return the command that gives a setting of a topic this value. Square brackets
     let it have a comma.
     """

@@ -24,7 +24,13 @@ unpredictable).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import cycle, pairwise
@@ -35,7 +41,12 @@ from coopstreams.group.claims import claims_of
 from coopstreams.group.members import NO_GENERATION, MemberInfo, MemberState
 from coopstreams.group.slots import Layout
 from coopstreams.topology.errors import AssignmentError
-from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange, check_tiling
+from coopstreams.topology.keys import (
+    GROUPS,
+    WHOLE,
+    KeyRange,
+    check_tiling,
+)
 from coopstreams.topology.task_id import TaskId
 
 Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
@@ -72,7 +83,9 @@ member.
 
 
 def key_range_round_robin(
-    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+    partitions: Mapping[str, int],
+    members: Members,
+    shareable: Collection[str],
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, assigned in turn.
 
@@ -103,7 +116,9 @@ def key_range_round_robin(
 
 
 def key_range_range(
-    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+    partitions: Mapping[str, int],
+    members: Members,
+    shareable: Collection[str],
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, in blocks of neighbouring members or
     neighbouring partitions.
@@ -122,7 +137,9 @@ def key_range_range(
                 assigned.share(topic, partition, readers[first:end])
         else:
             for member, (first, end) in zip(
-                readers, _blocks(count, len(readers)), strict=True
+                readers,
+                _blocks(count, len(readers)),
+                strict=True,
             ):
                 for partition in range(first, end):
                     assigned.give(topic, partition, member)
@@ -130,7 +147,9 @@ def key_range_range(
 
 
 def sticky(
-    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+    partitions: Mapping[str, int],
+    members: Members,
+    shareable: Collection[str],
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, balanced with few moves: the last target if it
     fits, else near what is held.
@@ -145,7 +164,9 @@ def sticky(
     claims = claims_of(
         {
             id_: MemberState(
-                MemberInfo(id_), _tasks(member.held, index), member.generation
+                MemberInfo(id_),
+                _tasks(member.held, index),
+                member.generation,
             )
             for id_, member in members.items()
         }
@@ -156,7 +177,11 @@ def sticky(
     for topic, readers, share in _topics(partitions, members, shareable):
         layout = Layout(partitions[topic], dict.fromkeys(readers, 1), share=share)
         for member, tasks in settle(
-            layout, index[topic], promised, claims, load
+            layout,
+            index[topic],
+            promised,
+            claims,
+            load,
         ).items():
             for task in tasks:
                 assigned.give(topic, task.partition, member, task.key_range)
@@ -241,17 +266,28 @@ class _Assigned:
         }
 
     def give(
-        self, topic: str, partition: int, member: str, key_range: KeyRange = WHOLE
+        self,
+        topic: str,
+        partition: int,
+        member: str,
+        key_range: KeyRange = WHOLE,
     ) -> None:
         self._of[member].setdefault(topic, []).append((partition, key_range))
 
-    def share(self, topic: str, partition: int, members: list[str]) -> None:
+    def share(
+        self,
+        topic: str,
+        partition: int,
+        members: list[str],
+    ) -> None:
         """Cut a partition for these members, in their order. Members beyond the number
         of key groups get none of it.
         """
         members = members[:GROUPS]
         for member, key_range in zip(
-            members, KeyRange.split(len(members)), strict=True
+            members,
+            KeyRange.split(len(members)),
+            strict=True,
         ):
             self.give(topic, partition, member, key_range)
 
@@ -265,7 +301,9 @@ class _Assigned:
 
 
 def _topics(
-    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+    partitions: Mapping[str, int],
+    members: Members,
+    shareable: Collection[str],
 ) -> Iterator[tuple[str, list[str], bool]]:
     """Yield each topic with readers, those readers, and whether its partitions are cut.
 

@@ -16,7 +16,13 @@ docs/proposals.md.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -83,7 +89,8 @@ class CooperativeConsumer:
             assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
         )
         self._log = wiring.cluster(
-            self._config.client, self._config["connect.timeout.ms"] / 1000
+            self._config.client,
+            self._config["connect.timeout.ms"] / 1000,
         )
         self._lock = threading.RLock()
         self._ids = transactional_ids(self._config["group.id"], wiring.host)
@@ -150,7 +157,11 @@ class CooperativeConsumer:
         with self._lock:
             self._check_new()
             self._running = alone(
-                self._config, self._wiring, self._log, wanted, self._filter
+                self._config,
+                self._wiring,
+                self._log,
+                wanted,
+                self._filter,
             )
 
     def assignment(self) -> Ranges:
@@ -161,7 +172,9 @@ class CooperativeConsumer:
     # --- records ---
 
     def consume(
-        self, num_messages: int = 500, timeout_s: float = 1.0
+        self,
+        num_messages: int = 500,
+        timeout_s: float = 1.0,
     ) -> list[ConsumerRecord]:
         """Return up to `num_messages` records; block up to `timeout_s` for the first
         one.
@@ -291,7 +304,9 @@ class CooperativeConsumer:
             shares = [share for at in named for share in self._shares_of(at)]
             for at, runs in named.items():
                 self._check_ranges(
-                    at, runs, [share for share in shares if share.at == at]
+                    at,
+                    runs,
+                    [share for share in shares if share.at == at],
                 )
             self._check_wanted(shares, expected or {})
             for share in shares:
@@ -299,7 +314,8 @@ class CooperativeConsumer:
             return session.commit(shares, {share.at: metadata for share in shares})
 
     def committed(
-        self, partitions: Iterable[Partition]
+        self,
+        partitions: Iterable[Partition],
     ) -> dict[TopicPartition, OffsetAndRanges | None]:
         """Return the commits of the whole group that were finished before this call.
 
@@ -310,12 +326,18 @@ class CooperativeConsumer:
             session = self._session
             asked = [TopicPartition(*at) for at in partitions]
             return group_offsets(
-                session.ownership.group, session.follower, asked, self._wiring.host
+                session.ownership.group,
+                session.follower,
+                asked,
+                self._wiring.host,
             )
 
     @contextmanager
     def transaction(
-        self, producer: Any, *, metadata: str | Mapping[Partition, str] = ""
+        self,
+        producer: Any,
+        *,
+        metadata: str | Mapping[Partition, str] = "",
     ) -> Iterator[None]:
         """Commit what the body produces and marks `done`, both or neither.
 
@@ -338,7 +360,8 @@ class CooperativeConsumer:
                 )
             session.take_done()
             transaction = ProducerTransaction(
-                producer, self._config["transaction.timeout.ms"] / 1000
+                producer,
+                self._config["transaction.timeout.ms"] / 1000,
             )
             self._in_transaction = True
             try:
@@ -456,7 +479,10 @@ class CooperativeConsumer:
         return shares
 
     def _check_ranges(
-        self, at: TopicPartition, runs: Runs, shares: Collection[Share]
+        self,
+        at: TopicPartition,
+        runs: Runs,
+        shares: Collection[Share],
     ) -> None:
         stands = min(
             segment.position
@@ -476,7 +502,9 @@ class CooperativeConsumer:
                 )
 
     def _check_wanted(
-        self, shares: Collection[Share], expected: Mapping[Partition, int]
+        self,
+        shares: Collection[Share],
+        expected: Mapping[Partition, int],
     ) -> None:
         """Check that these key ranges are where the caller expects them, and still this
         consumer's.
@@ -498,7 +526,8 @@ class CooperativeConsumer:
 
 
 def _beside(
-    shares: Iterable[Share], metadata: str | Mapping[Partition, str]
+    shares: Iterable[Share],
+    metadata: str | Mapping[Partition, str],
 ) -> dict[TopicPartition, str]:
     """Return the metadata for the partition of each share."""
     if isinstance(metadata, str):

@@ -86,7 +86,8 @@ class Commits:
         self._host = host
         self._follower = follower
         self._writer: Writer = log.writer(
-            transactional_id, lambda: [follower.partition.topic]
+            transactional_id,
+            lambda: [follower.partition.topic],
         )
         self._timeout_s = timeout_s
         self.in_offset_order = in_offset_order
@@ -213,7 +214,11 @@ class Commits:
         self._writer.close()
 
     def _commit_again(
-        self, shares: Sequence[Share], ownership: Ownership, *, claim: bool
+        self,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        *,
+        claim: bool,
     ) -> None:
         """Commit these key ranges without any new record, with the metadata of the last
         commit.
@@ -226,7 +231,11 @@ class Commits:
             share.progress.metadata = ""
 
     def _in_own_transaction(
-        self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False
+        self,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        *,
+        claim: bool = False,
     ) -> None:
         try:
             self._writer.begin()
@@ -251,7 +260,11 @@ class Commits:
             values = [value for _, value in commit.records]
             where = self._follower.partition
             transaction.append(
-                where.topic, keys, values, [now] * len(keys), partitions=where.partition
+                where.topic,
+                keys,
+                values,
+                [now] * len(keys),
+                partitions=where.partition,
             )
         transaction.flush(self._timeout_s)
         ownership.commit(transaction, commit, epoch, self._timeout_s)
@@ -271,7 +284,8 @@ class Commits:
         first = {at: runs[0][0] for at, runs in news.items() if runs}
         give_up = self._host.now() + self._timeout_s / 2
         while blocked := behind(
-            first, {at: self._others_stable(at, shares) for at in first}
+            first,
+            {at: self._others_stable(at, shares) for at in first},
         ):
             if self._host.now() > give_up:
                 self._in_turn |= blocked.keys()
@@ -288,7 +302,9 @@ class Commits:
             self._follower.poll(WAIT_S)
 
     def _others_stable(
-        self, at: TopicPartition, shares: Collection[Share]
+        self,
+        at: TopicPartition,
+        shares: Collection[Share],
     ) -> int | None:
         """Return the stable offset of a partition, with this consumer's own key ranges
         counted as done.
@@ -347,7 +363,8 @@ P = TypeVar("P")
 
 
 def behind(
-    first: Mapping[P, int], stable: Mapping[P, int | None]
+    first: Mapping[P, int],
+    stable: Mapping[P, int | None],
 ) -> dict[P, int | None]:
     """Return the partitions in which offsets before a commit are not all done; empty:
     the commit may proceed.

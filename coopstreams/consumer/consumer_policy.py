@@ -15,7 +15,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-from coopstreams.commit.cluster_policy import LOOK_EVERY_S, Policy, PolicyTopic, default
+from coopstreams.commit.cluster_policy import (
+    LOOK_EVERY_S,
+    Policy,
+    PolicyTopic,
+    default,
+)
 from coopstreams.common.host import Host
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.log.kafka.log import KafkaLog
@@ -64,7 +69,12 @@ class Policies:
     `changed` and `watch`.
     """
 
-    def __init__(self, log: Log, replication: int, host: Host) -> None:
+    def __init__(
+        self,
+        log: Log,
+        replication: int,
+        host: Host,
+    ) -> None:
         self._log = log
         self._host = host
         self._topic = PolicyTopic(log, replication=replication, host=host)

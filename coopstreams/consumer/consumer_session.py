@@ -17,7 +17,13 @@ import hashlib
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -40,11 +46,21 @@ from coopstreams.consumer.group_assignment import (
     topic_numbers,
 )
 from coopstreams.consumer.owned_range import ConsumerRecord, Share
-from coopstreams.consumer.ownership import Alone, Openings, Ownership, Shared
+from coopstreams.consumer.ownership import (
+    Alone,
+    Openings,
+    Ownership,
+    Shared,
+)
 from coopstreams.consumer.range_reader import RangeReader
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
+from coopstreams.group.holdings import (
+    Assigned,
+    GroupEvent,
+    Lost,
+    Refused,
+)
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Participant, Timings
 from coopstreams.log.kafka.wiring import Wiring
@@ -113,7 +129,11 @@ class ConsumerSession:
     """The key ranges of a consumer, and how its parts work together."""
 
     def __init__(
-        self, config: ConsumerConfig, host: Host, log: Log, scope: Scope
+        self,
+        config: ConsumerConfig,
+        host: Host,
+        log: Log,
+        scope: Scope,
     ) -> None:
         self.config = config
         self._host = host
@@ -123,7 +143,8 @@ class ConsumerSession:
         self.openings = _openings(config, host, log, scope)
         self.reader = RangeReader(
             partial(
-                log.reader, committed_only=config["isolation.level"] == "read_committed"
+                log.reader,
+                committed_only=config["isolation.level"] == "read_committed",
             ),
             config["max.bytes.key.range.cache"],
             scope.policies.reserves_values,
@@ -242,7 +263,9 @@ class ConsumerSession:
                 twice.append(f"{share} {offset}")
         if twice:
             log.warning(
-                "%d records were done already: %s", len(twice), ", ".join(twice[:5])
+                "%d records were done already: %s",
+                len(twice),
+                ", ".join(twice[:5]),
             )
         if gone:
             log.warning(
@@ -315,7 +338,8 @@ class ConsumerSession:
                 self.commit(list(self.shares.values()))
         except (LogError, GroupError) as error:
             log.warning(
-                "closing: uncommitted records are processed again elsewhere: %s", error
+                "closing: uncommitted records are processed again elsewhere: %s",
+                error,
             )
         finally:
             self.openings.clear()
@@ -692,7 +716,12 @@ def _follower(config: ConsumerConfig, log: Log) -> Follower:
     return Follower(log, config["group.id"], replication=config["replication.factor"])
 
 
-def _openings(config: ConsumerConfig, host: Host, log: Log, scope: Scope) -> Openings:
+def _openings(
+    config: ConsumerConfig,
+    host: Host,
+    log: Log,
+    scope: Scope,
+) -> Openings:
     """Return the openings of a session: its positions, behind its barrier."""
     ownership = scope.ownership
     follower = scope.follower
@@ -748,7 +777,11 @@ def _check(
             _check_part(config, policies, at)
 
 
-def _check_part(config: ConsumerConfig, policies: Policies, at: TopicPartition) -> None:
+def _check_part(
+    config: ConsumerConfig,
+    policies: Policies,
+    at: TopicPartition,
+) -> None:
     """Check that a part of a partition may be read."""
     if not config["allow.individual.commit"]:
         raise ConsumerRangeFetchNotAcceptedError(

@@ -13,7 +13,12 @@ from typing import Any
 from coopstreams.common.config import check_heartbeat, check_security
 from coopstreams.common.references import resolved
 from coopstreams.common.setting_sources import flat
-from coopstreams.common.setting_values import ascii_text, boolean, integer, one_of
+from coopstreams.common.setting_values import (
+    ascii_text,
+    boolean,
+    integer,
+    one_of,
+)
 from coopstreams.topology.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {

@@ -267,7 +267,8 @@ class CooperativeFetch:
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
         counts = time.monotonic() < self._until and self._acquired.finish(
-            record, done=done
+            record,
+            done=done,
         )
         if not counts:
             log.warning(

@@ -11,9 +11,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 from xxhash import xxh32_intdigest
 
-from coopstreams.consumer.assignors import Assignor, Held, Subscription, checked
+from coopstreams.consumer.assignors import (
+    Assignor,
+    Held,
+    Subscription,
+    checked,
+)
 from coopstreams.group.claims import check_granted, claims_of, grant
-from coopstreams.group.members import Assignment, Cluster, Member, MemberState
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    Member,
+    MemberState,
+)
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.task_id import TaskId
 
@@ -61,7 +71,10 @@ def assign_consumers(
     strangers = {id_: state for id_, state in members.items() if state.info.topology}
     wanted = {id_: _subscription(state, topics) for id_, state in consumers.items()}
     assigned = checked(
-        partitions, wanted, shareable, assignor(partitions, wanted, shareable)
+        partitions,
+        wanted,
+        shareable,
+        assignor(partitions, wanted, shareable),
     )
     target = {id_: _tasks(assigned.get(id_, {})) for id_ in consumers}
     claims = claims_of(consumers)
@@ -111,7 +124,11 @@ def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription
     held = _held(state.tasks, topics)
     promised = _held(state.target, topics)
     return Subscription(
-        known, state.info.allow_key_share, held, promised, state.generation
+        known,
+        state.info.allow_key_share,
+        held,
+        promised,
+        state.generation,
     )
 
 

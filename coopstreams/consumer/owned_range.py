@@ -55,7 +55,13 @@ class Share:
     consumer's thread.
     """
 
-    def __init__(self, id_: TaskId, progress: Progress, epoch: int, most: int) -> None:
+    def __init__(
+        self,
+        id_: TaskId,
+        progress: Progress,
+        epoch: int,
+        most: int,
+    ) -> None:
         self.id = id_
         (self.at,) = progress.partitions
         self.progress = progress
@@ -124,7 +130,11 @@ class Share:
             self.taken = next_offset
 
     def _keep(
-        self, columns: Columns, next_offset: int, room: Callable[[], int], values: bool
+        self,
+        columns: Columns,
+        next_offset: int,
+        room: Callable[[], int],
+        values: bool,
     ) -> bool:
         """Have records wait to be handed out; return False if there is no room."""
         if not self.stuck and self.waiting.ready:
@@ -218,7 +228,8 @@ class Share:
         if self.waiting.first is not None:
             self.inflight.hand_out((), (), self.waiting.first)
         self.progress.stand(
-            self.at, self.inflight.passed_by(self.progress.staged_segments(self.at))
+            self.at,
+            self.inflight.passed_by(self.progress.staged_segments(self.at)),
         )
 
     def _forget_waiting(self) -> None:

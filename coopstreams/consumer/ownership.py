@@ -53,7 +53,11 @@ class Openings:
     """The key ranges that wait for the barrier. Belongs to one thread."""
 
     def __init__(
-        self, follower: Follower, barrier: Barrier, positions: Positions, host: Host
+        self,
+        follower: Follower,
+        barrier: Barrier,
+        positions: Positions,
+        host: Host,
     ) -> None:
         self.barrier = barrier
         self._follower = follower
@@ -113,7 +117,9 @@ class Openings:
                     continue
                 if self._follower.passed(one.barrier):
                     log.warning(
-                        "%s waits for %s", one.id, self._positions.waits_for(one.id)
+                        "%s waits for %s",
+                        one.id,
+                        self._positions.waits_for(one.id),
                     )
                     continue
                 log.warning(
@@ -162,7 +168,11 @@ class Shared:
         self.assigned: Assigned | None = None
 
     def commit(
-        self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float
+        self,
+        writer: Transaction,
+        plan: CommitPlan,
+        epoch: int,
+        timeout_s: float,
     ) -> None:
         """Send the plain offsets with the group's fence, last, and commit the
         transaction.

@@ -88,7 +88,12 @@ class RangeCache:
         self._loose = True
 
     def keep(
-        self, columns: Columns, next_offset: int, room: int, *, values: bool
+        self,
+        columns: Columns,
+        next_offset: int,
+        room: int,
+        *,
+        values: bool,
     ) -> bool:
         """Add records that cannot be handed out now; return False, and change nothing,
         if they exceed `room` bytes.
@@ -195,7 +200,12 @@ class RangeCache:
         self._loose = False
 
 
-def _kept(columns: Columns, next_offset: int, *, values: bool) -> _Batch:
+def _kept(
+    columns: Columns,
+    next_offset: int,
+    *,
+    values: bool,
+) -> _Batch:
     if not len(columns):
         return _Batch(NO_RECORDS, next_offset)
     if not values:

@@ -223,7 +223,8 @@ class KafkaBroker:
 
     def _end(self) -> None:
         if self._signal(signal.SIGKILL) and not wait_until(
-            lambda: self.running is None, STOP_TIMEOUT_S
+            lambda: self.running is None,
+            STOP_TIMEOUT_S,
         ):
             raise DevError(
                 f"the broker process on {self.folder} does not end, even when killed"
@@ -338,7 +339,12 @@ class KafkaBroker:
                 "(--data), or delete it."
             )
 
-    def _format(self, java: Java, classpath: str, config: Path) -> None:
+    def _format(
+        self,
+        java: Java,
+        classpath: str,
+        config: Path,
+    ) -> None:
         cluster = self._cluster or cluster_id(uuid.uuid4())
         done = subprocess.run(
             java.command(
@@ -367,7 +373,8 @@ class KafkaBroker:
             f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"
         ):
             answered = wait_until(
-                lambda: self.running is None or self.answers(), START_TIMEOUT_S
+                lambda: self.running is None or self.answers(),
+                START_TIMEOUT_S,
             )
         if self.running is None:
             said = self._said_since(log_beginning)
@@ -417,7 +424,10 @@ def cluster_id(random: uuid.UUID) -> str:
 
 
 def broker_settings(
-    folder: Path, port: int, controller_port: int, changes: Mapping[str, str]
+    folder: Path,
+    port: int,
+    controller_port: int,
+    changes: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the server properties of a node that keeps its data in `folder`; `changes`
     win.

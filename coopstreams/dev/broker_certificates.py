@@ -51,14 +51,19 @@ def authority() -> Issued:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+            critical=False,
         )
         .sign(key, hashes.SHA256())
     )
     return _issued(made, key)
 
 
-def issue(by: Issued, name: str, hosts: Sequence[str]) -> Issued:
+def issue(
+    by: Issued,
+    name: str,
+    hosts: Sequence[str],
+) -> Issued:
     """Return a certificate of this authority for a server on these hosts, or for a
     client: its subject is `CN=name`.
     """
@@ -82,13 +87,16 @@ def issue(by: Issued, name: str, hosts: Sequence[str]) -> Issued:
     )
     if hosts:
         made = made.add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+            x509.SubjectAlternativeName([_host(host) for host in hosts]),
+            critical=False,
         )
     return _issued(made.sign(signer, hashes.SHA256()), key)
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -120,5 +128,6 @@ def _issued(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> I
         serialization.NoEncryption(),
     )
     return Issued(
-        certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(*form)
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(*form),
     )

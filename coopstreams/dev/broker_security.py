@@ -68,7 +68,8 @@ class Secured:
         self._write("jwks.json", token_issuer.key_set(key))
         self._write(f"{ADMIN}.password", secrets.token_urlsafe(24).encode())
         self._write(
-            f"{ADMIN}.toml", self._admin_settings().encode()
+            f"{ADMIN}.toml",
+            self._admin_settings().encode(),
         )  # last: `made` checks for this file
 
     def certificate(self, name: str) -> tuple[Path, Path]:
@@ -76,20 +77,24 @@ class Secured:
         and of its key.
         """
         authority = broker_certificates.Issued(
-            self.authority.read_bytes(), (self.folder / "ca.key").read_bytes()
+            self.authority.read_bytes(),
+            (self.folder / "ca.key").read_bytes(),
         )
         hosts = _HOSTS if name == _BROKER else ()
         issued = broker_certificates.issue(authority, name, hosts)
         # in one file, as Kafka's PEM key stores require
         self._write(f"{name}.both.pem", issued.key + issued.certificate)
         return self._write(f"{name}.pem", issued.certificate), self._write(
-            f"{name}.key", issued.key
+            f"{name}.key",
+            issued.key,
         )
 
     def token(self, user: str, lifetime_s: float = 3600) -> str:
         """Return a token for OAUTHBEARER with which a client is this user."""
         return token_issuer.signed(
-            (self.folder / "tokens.key").read_bytes(), user, lifetime_s
+            (self.folder / "tokens.key").read_bytes(),
+            user,
+            lifetime_s,
         )
 
     def admin(self) -> dict[str, str]:
@@ -110,12 +115,16 @@ class Secured:
         """
         context = ssl.create_default_context(cafile=self.authority)
         context.load_cert_chain(
-            self.folder / f"{_BROKER}.pem", self.folder / f"{_BROKER}.key"
+            self.folder / f"{_BROKER}.pem",
+            self.folder / f"{_BROKER}.key",
         )
         return context
 
     def broker_settings(
-        self, port: int, inner_port: int, controller_port: int
+        self,
+        port: int,
+        inner_port: int,
+        controller_port: int,
     ) -> dict[str, str]:
         """Return the server properties for listeners on these ports: SASL_SSL, SSL and
         CONTROLLER.

@@ -19,7 +19,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_EXCEPTION,
+    Future,
+    wait,
+)
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,7 +68,9 @@ _LISTEN_EVERY_S = 0.2
 
 
 def kafka_jars(
-    console: Console, repository: str | None = None, version: str = KAFKA
+    console: Console,
+    repository: str | None = None,
+    version: str = KAFKA,
 ) -> Path:
     """Return the folder with the jars of a version of Kafka; download them if they are
     not there yet.
@@ -82,7 +89,10 @@ def kafka_jars(
 
 
 def _download(
-    version: str, jars: Path, console: Console, repository: str | None
+    version: str,
+    jars: Path,
+    console: Console,
+    repository: str | None,
 ) -> None:
     wanted = pins(version)
     partial = jars.with_name(jars.name + ".partial")
@@ -222,7 +232,9 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
 
 
 def maven(
-    cache: Path, repository: str | None, reported: Reported | None = None
+    cache: Path,
+    repository: str | None,
+    reported: Reported | None = None,
 ) -> MavenContext:
     """Return a client that keeps downloads in `cache`, and does not use the machine's
     own Maven repository.

@@ -118,7 +118,9 @@ def memory_mb(pid: int) -> int | None:
 
 
 def wait_until(
-    condition: Callable[[], bool], timeout_s: float, every_s: float = 0.05
+    condition: Callable[[], bool],
+    timeout_s: float,
+    every_s: float = 0.05,
 ) -> bool:
     """Return whether the condition became true in time."""
     end = time.monotonic() + timeout_s
@@ -152,7 +154,9 @@ def free_port() -> int:
 
 
 def answers(
-    port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = None
+    port: int,
+    timeout_s: float = 2.0,
+    context: ssl.SSLContext | None = None,
 ) -> bool:
     """Return whether a Kafka broker answers requests on the port, and takes part in its
     cluster. `context`: by TLS.

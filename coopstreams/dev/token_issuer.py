@@ -53,7 +53,11 @@ def key_set(key: bytes) -> bytes:
     )
 
 
-def signed(key: bytes, subject: str, lifetime_s: float) -> str:
+def signed(
+    key: bytes,
+    subject: str,
+    lifetime_s: float,
+) -> str:
     """Return a token for the user `subject` that is valid from now on for `lifetime_s`;
     a negative one has expired.
     """

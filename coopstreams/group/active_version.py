@@ -168,7 +168,10 @@ def _most(able: Members) -> tuple[Runs, ...]:
 
 
 def _why(
-    mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: int
+    mine: tuple[Runs, ...],
+    active: tuple[Runs, ...],
+    able: int,
+    members: int,
 ) -> str:
     here, there = (
         short(tuple(part.fingerprint for part in topology))

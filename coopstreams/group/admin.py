@@ -31,7 +31,11 @@ class GroupAdmin:
     """Requests about one group. Thread-safe: they run on the I/O thread."""
 
     def __init__(
-        self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0
+        self,
+        settings: Mapping[str, Any],
+        group: str,
+        *,
+        timeout_s: float = 30.0,
     ) -> None:
         """Connect. `settings` in librdkafka's names.
 
@@ -59,7 +63,8 @@ class GroupAdmin:
         )
 
     def committed(
-        self, partitions: Iterable[TopicPartition] | None = None
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
     ) -> group_requests.Offsets:
         """Return the plain offset and metadata of each partition; `partitions` None: of
         all that have one.
@@ -70,11 +75,17 @@ class GroupAdmin:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
         return settled_offsets(
-            self.fetch_offsets, self.group, partitions, self._timeout_s
+            self.fetch_offsets,
+            self.group,
+            partitions,
+            self._timeout_s,
         )
 
     def fetch_offsets(
-        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        stable: bool = True,
     ) -> group_requests.FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
         return self._ask(
@@ -110,14 +121,19 @@ class GroupAdmin:
 
     def _ask(self, exchange: group_requests.Exchange[_T]) -> _T:
         answer: _T = self._connection.run(
-            self._connection.ask, exchange, self._node, None, self._moved
+            self._connection.ask,
+            exchange,
+            self._node,
+            None,
+            self._moved,
         )
         return answer
 
     async def _node(self) -> int:
         if self._coordinator is None:
             self._coordinator = await self._connection.once(
-                group_requests.group_coordinator(self.group), None
+                group_requests.group_coordinator(self.group),
+                None,
             )
         return self._coordinator
 

@@ -22,8 +22,18 @@ from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 
 from coopstreams.group.balance import balance
-from coopstreams.group.claims import Claims, check_granted, claims_of, grant
-from coopstreams.group.members import Assignment, Cluster, Member, MemberState
+from coopstreams.group.claims import (
+    Claims,
+    check_granted,
+    claims_of,
+    grant,
+)
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    Member,
+    MemberState,
+)
 from coopstreams.group.slots import Layout
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import GROUPS, KeyRange, check_tiling
@@ -67,7 +77,11 @@ def assign(
     )
     return {
         member: Assignment(
-            state.info.process, granted[member], target[member], settled, cluster
+            state.info.process,
+            granted[member],
+            target[member],
+            settled,
+            cluster,
         )
         for member, state in members.items()
     }
@@ -90,7 +104,10 @@ def _target(
                 f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least"
             )
         layout = Layout(
-            partitions[subtopology], threads, ranges, share and subtopology not in whole
+            partitions[subtopology],
+            threads,
+            ranges,
+            share and subtopology not in whole,
         )
         for member, mine in settle(
             layout,
@@ -135,7 +152,10 @@ def settle(
 
 
 def _balanced(
-    layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]
+    layout: Layout,
+    subtopology: int,
+    claims: Claims,
+    load: Mapping[str, Fraction],
 ) -> dict[str, list[TaskId]]:
     held = {
         member: {
@@ -166,7 +186,9 @@ def _load(tasks: Iterable[TaskId], cuts: Mapping[int, int]) -> Fraction:
 
 
 def problem_of(
-    layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]
+    layout: Layout,
+    subtopology: int,
+    tasks: Mapping[str, Iterable[TaskId]],
 ) -> str | None:
     """Return the fault of a target for one sub-topology (holes, overlaps, cuts, unfair
     shares); None: it has none.
@@ -198,7 +220,9 @@ def problem_of(
 
 
 def _unfair(
-    layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int, int]
+    layout: Layout,
+    tasks: Mapping[str, list[TaskId]],
+    cuts: Mapping[int, int],
 ) -> str | None:
     """Return a sentence on a member with too few or too many partitions; None: the
     target is fair.

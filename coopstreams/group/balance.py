@@ -37,7 +37,9 @@ _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 
 
 def balance(
-    layout: Layout, held: _Held, load: Mapping[str, Fraction]
+    layout: Layout,
+    held: _Held,
+    load: Mapping[str, Fraction],
 ) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
@@ -69,7 +71,8 @@ def balance(
 
 
 def _free(
-    cells: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]]
+    cells: Mapping[int, list[Cell]],
+    balanced: Mapping[str, list[Cell]],
 ) -> dict[int, list[Cell]]:
     """Return the cells of each partition that no member has yet."""
     taken = {cell for mine in balanced.values() for cell in mine}
@@ -95,7 +98,12 @@ def _slot_counts(layout: Layout, held: _Held) -> list[int]:
     return counts
 
 
-def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
+def _stays(
+    layout: Layout,
+    held: _Held,
+    partition: int,
+    slots: int,
+) -> int:
     """Return how many hashes could stay in place if the partition had this many slots.
 
     A partition in which nothing would change counts a little more (`_CALM`).
@@ -108,7 +116,9 @@ def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
 
 
 def _overlaps(
-    cells: Iterable[Cell], members: Iterable[str], held: _Held
+    cells: Iterable[Cell],
+    members: Iterable[str],
+    held: _Held,
 ) -> Iterator[tuple[int, Cell, str]]:
     """Yield how many hashes of a cell a member holds, with the cell and the member;
     only where it holds some.
@@ -117,7 +127,8 @@ def _overlaps(
     for cell in cells:
         for member in members:
             overlap = common(
-                held.get(member, {}).get(cell.partition, ()), cell.key_range
+                held.get(member, {}).get(cell.partition, ()),
+                cell.key_range,
             )
             if overlap:
                 yield overlap, cell, member
@@ -227,7 +238,11 @@ def _stores(
                 yield partition not in stays, -overlap, partition, member
 
 
-def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
+def _best_room(
+    need: int,
+    room: Mapping[int, int],
+    counts: list[int],
+) -> int:
     """Return the partition to start a store in.
 
     One that takes all missing cells is preferred, the fullest of them; a single slot
@@ -244,7 +259,9 @@ def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
 
 
 def _match(
-    cells: list[Cell], limits: Mapping[str, int], held: _Held
+    cells: list[Cell],
+    limits: Mapping[str, int],
+    held: _Held,
 ) -> tuple[dict[Cell, str | None], int]:
     """Return the owner of each cell, none beyond its limit, and how many hashes stay in
     place.
@@ -275,7 +292,8 @@ def _owners(
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)
     largest_first = sorted(
-        overlaps.items(), key=lambda x: (-x[1], x[0][0].key_range, x[0][1])
+        overlaps.items(),
+        key=lambda x: (-x[1], x[0][0].key_range, x[0][1]),
     )
     for (cell, member), _ in largest_first:
         if owners[cell] is None and left[member]:

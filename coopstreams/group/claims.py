@@ -70,7 +70,8 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 
 
 def grant(
-    target: Mapping[str, Iterable[TaskId]], claims: Claims
+    target: Mapping[str, Iterable[TaskId]],
+    claims: Claims,
 ) -> dict[str, tuple[TaskId, ...]]:
     """Return the part of each member's target that no other member holds. A task may be
     granted in parts.
@@ -121,7 +122,8 @@ def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> No
 
 
 def _check_disjoint(
-    task_partition: TaskPartition, entries: list[tuple[KeyRange, str]]
+    task_partition: TaskPartition,
+    entries: list[tuple[KeyRange, str]],
 ) -> None:
     reach: dict[str, int] = {}
     for key_range, member in sorted(entries):

@@ -17,7 +17,12 @@ record of about 1 MB: measured).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 import msgspec
@@ -162,7 +167,8 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
 
 
 def encode_assignments(
-    assignments: Mapping[str, Assignment], sources: Mapping[int, Sequence[str]]
+    assignments: Mapping[str, Assignment],
+    sources: Mapping[int, Sequence[str]],
 ) -> dict[str, bytes]:
     """Return the bytes of each member's assignment. All must carry the same cluster."""
     encoded = {}
@@ -186,7 +192,9 @@ def encode_assignments(
             for t, p in _partitions(assignment.tasks, sources)
         ]
         wrapper = ConsumerProtocolAssignment(
-            version=_WRAPPER, assigned_partitions=parts, user_data=_pack(ours) + cluster
+            version=_WRAPPER,
+            assigned_partitions=parts,
+            user_data=_pack(ours) + cluster,
         )
         encoded[member] = bytes(wrapper.encode())
     return encoded
@@ -256,7 +264,8 @@ def _info_of(wire: _Info) -> MemberInfo:
 
 
 def _partitions(
-    tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]
+    tasks: Iterable[TaskId],
+    sources: Mapping[int, Sequence[str]],
 ) -> list[tuple[str, list[int]]]:
     """Return the partitions of tasks by topic, both ascending."""
     owned: dict[str, set[int]] = {}
@@ -303,7 +312,11 @@ def _pack(value: msgspec.Struct) -> bytes:
     return _MAGIC + VERSION + _compress(value)
 
 
-def _unwrap(wrapper: Any, data: bytes, who: str) -> Any:
+def _unwrap(
+    wrapper: Any,
+    data: bytes,
+    who: str,
+) -> Any:
     try:
         return wrapper.decode(data)
     except Exception as error:  # the parser may raise anything on foreign bytes

@@ -167,7 +167,10 @@ class Connection:
         )
 
     async def once(
-        self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS
+        self,
+        exchange: Exchange[_T],
+        node: Any,
+        timeout_ms: float = _SLICE_MS,
     ) -> _T:
         """Send a request to a node; return its decoded answer, or raise kafka-python's
         error.
@@ -176,7 +179,9 @@ class Connection:
         # time-out does not run.
         try:
             answer = self._manager.send(
-                exchange.request, node_id=node, request_timeout_ms=timeout_ms
+                exchange.request,
+                node_id=node,
+                request_timeout_ms=timeout_ms,
             )
             return exchange.read(
                 await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS)
@@ -230,7 +235,9 @@ class Connection:
                 if not passes:
                     attempt = replace(exchange.attempt, login=self.login)
                     raise group_requests.translated(
-                        exchange.what, error, attempt
+                        exchange.what,
+                        error,
+                        attempt,
                     ) from error
                 # A time-out is less specific than the answer before it.
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):
@@ -300,7 +307,10 @@ class Connection:
         self._manager.cluster.request_update()
 
     async def end_transaction(
-        self, transactional_id: str, transaction_ms: int, timeout_ms: int | None
+        self,
+        transactional_id: str,
+        transaction_ms: int,
+        timeout_ms: int | None,
     ) -> None:
         """Abort the open transaction of that id."""
         found: list[int] = []
@@ -309,7 +319,8 @@ class Connection:
             if not found:
                 found.append(
                     await self.once(
-                        group_requests.transaction_coordinator(transactional_id), None
+                        group_requests.transaction_coordinator(transactional_id),
+                        None,
                     )
                 )
             return found[0]
@@ -334,7 +345,8 @@ class Connection:
             if (old := self._listings.get(node)) is None or old.is_done:
                 exchange = group_requests.list_open_transactions()
                 self._listings[node] = self._manager.send(
-                    exchange.request, node_id=node
+                    exchange.request,
+                    node_id=node,
                 )
                 asked[node] = exchange, self._listings[node]
         found: set[str] = set()
@@ -343,7 +355,8 @@ class Connection:
             try:
                 found |= exchange.read(
                     await self._manager.wait_for(
-                        answer, max(1.0, 1000 * (give_up - time.monotonic()))
+                        answer,
+                        max(1.0, 1000 * (give_up - time.monotonic())),
                     )
                 )
             except errors.KafkaError as error:
@@ -430,7 +443,8 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyth
 
 
 def _client_settings(
-    settings: Mapping[str, Any], tokens: Tokens | None
+    settings: Mapping[str, Any],
+    tokens: Tokens | None,
 ) -> dict[str, Any]:
     """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {

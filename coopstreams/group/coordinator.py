@@ -87,7 +87,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self.shut_out: errors.KafkaError | None = None
         """Why the group will never take heartbeats of this member again."""
         super().__init__(
-            connection.client, api_version=connection.broker_version, **config
+            connection.client,
+            api_version=connection.broker_version,
+            **config,
         )
 
     def protocol_type(self) -> str:
@@ -145,7 +147,8 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
     def heartbeat_now(self) -> None:
         """Send a heartbeat now, to learn whether this is still a member."""
         self.heartbeat.last_receive = max(
-            self.heartbeat.last_receive, self.heartbeat.last_reset
+            self.heartbeat.last_receive,
+            self.heartbeat.last_reset,
         )
         self.heartbeat.last_send = self.heartbeat.last_reset = float("-inf")
         self._heartbeat_wakeup.notify()
@@ -320,7 +323,10 @@ class GroupCoordinator:
         self._ask(group_requests.commit_offsets(fence, offsets), timeout_ms)
 
     def fetch_offsets(
-        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        stable: bool = True,
     ) -> group_requests.FetchedOffset:
         """Return the group's offsets.
 
@@ -336,12 +342,18 @@ class GroupCoordinator:
     def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
         """Return the answer of the group's coordinator; see `Coordinator`."""
         answer: _T = self._connection.run(
-            self._connection.ask, exchange, self._node, timeout_ms, self._moved
+            self._connection.ask,
+            exchange,
+            self._node,
+            timeout_ms,
+            self._moved,
         )
         return answer
 
     def end_transaction(
-        self, transactional_id: str, timeout_ms: int | None = None
+        self,
+        transactional_id: str,
+        timeout_ms: int | None = None,
     ) -> None:
         """See `Coordinator`."""
         self._connection.run(
@@ -387,7 +399,10 @@ class GroupCoordinator:
                 logging.DEBUG if self._connection.closed else logging.ERROR
             )  # closed while it was connecting
             log.log(
-                level, "the membership in group %s ends", self._group, exc_info=True
+                level,
+                "the membership in group %s ends",
+                self._group,
+                exc_info=True,
             )
             failure = GroupError(
                 f"the membership in group {self._group} ended unexpectedly: {error!r}"
@@ -477,7 +492,10 @@ class GroupCoordinator:
         return None
 
     async def _leave_hanging_coordinator(
-        self, member: _Member, *, answers: bool
+        self,
+        member: _Member,
+        *,
+        answers: bool,
     ) -> None:
         """Drop a coordinator that hangs, if another broker names a new one: a join
         there would wait half a minute.

@@ -148,7 +148,10 @@ class Coordinator(Protocol):
         """
 
     def fetch_offsets(
-        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        stable: bool = True,
     ) -> FetchedOffset:
         """Return the group's offsets (None: all). `stable`: without those that an open
         transaction may still change.
@@ -159,7 +162,9 @@ class Coordinator(Protocol):
         ...
 
     def end_transaction(
-        self, transactional_id: str, timeout_ms: int | None = None
+        self,
+        transactional_id: str,
+        timeout_ms: int | None = None,
     ) -> None:
         """Abort the open transaction of that id, and fence its producer.
 

@@ -58,7 +58,9 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(name=topic) for topic in sorted(topics)]
     request = MetadataRequest(
-        max_version=12, topics=wanted, allow_auto_topic_creation=False
+        max_version=12,
+        topics=wanted,
+        allow_auto_topic_creation=False,
     )
 
     def read(response: Any) -> Views:
@@ -95,12 +97,16 @@ def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [
         resource_type(
-            resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR]
+            resource_type=_TOPIC,
+            resource_name=topic,
+            configuration_keys=[_MIN_ISR],
         )
         for topic in sorted(topics)
     ]
     request = DescribeConfigsRequest(
-        resources=wanted, include_synonyms=False, include_documentation=False
+        resources=wanted,
+        include_synonyms=False,
+        include_documentation=False,
     )
 
     def read(response: Any) -> dict[str, int]:
@@ -122,7 +128,9 @@ def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), epoch in sorted(epochs.items()):
         entry = topic_type.ListOffsetsPartition(
-            partition_index=partition, current_leader_epoch=epoch, timestamp=_LATEST
+            partition_index=partition,
+            current_leader_epoch=epoch,
+            timestamp=_LATEST,
         )
         by_topic.setdefault(topic, []).append(entry)
     wanted = [
@@ -130,7 +138,10 @@ def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
         for topic, partitions in by_topic.items()
     ]
     request = ListOffsetsRequest(
-        max_version=6, replica_id=-1, isolation_level=_READ_UNCOMMITTED, topics=wanted
+        max_version=6,
+        replica_id=-1,
+        isolation_level=_READ_UNCOMMITTED,
+        topics=wanted,
     )
 
     def read(response: Any) -> EndsThere:

@@ -66,7 +66,9 @@ class Ends:
         """Whether the warning about brokers without leader epochs was logged."""
 
     def ask(
-        self, partitions: Collection[TopicPartition], timeout_s: float
+        self,
+        partitions: Collection[TopicPartition],
+        timeout_s: float,
     ) -> EndsAnswer:
         """Return the ends of these partitions that can be known within this time. One
         try: leaders may be moving.
@@ -75,11 +77,15 @@ class Ends:
             LogError: this principal may not describe a topic.
         """
         return self._connection.run(
-            self._ask, frozenset(partitions), time.monotonic() + timeout_s
+            self._ask,
+            frozenset(partitions),
+            time.monotonic() + timeout_s,
         )
 
     def silent(
-        self, partitions: Collection[TopicPartition], timeout_s: float
+        self,
+        partitions: Collection[TopicPartition],
+        timeout_s: float,
     ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer
         in this time.
@@ -88,11 +94,15 @@ class Ends:
             LogError: this principal may not describe a topic.
         """
         return self._connection.run(
-            self._silent, frozenset(partitions), time.monotonic() + timeout_s
+            self._silent,
+            frozenset(partitions),
+            time.monotonic() + timeout_s,
         )
 
     async def _silent(
-        self, partitions: frozenset[TopicPartition], give_up: float
+        self,
+        partitions: frozenset[TopicPartition],
+        give_up: float,
     ) -> dict[TopicPartition, frozenset[int]]:
         topics = {at.topic for at in partitions}
 
@@ -103,7 +113,9 @@ class Ends:
         return silent_replicas(_of(views), partitions)
 
     async def _ask(
-        self, partitions: frozenset[TopicPartition], give_up: float
+        self,
+        partitions: frozenset[TopicPartition],
+        give_up: float,
     ) -> EndsAnswer:
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
@@ -148,7 +160,9 @@ class Ends:
         return answers
 
     def _choose(
-        self, answers: Mapping[int, Views], partitions: frozenset[TopicPartition]
+        self,
+        answers: Mapping[int, Views],
+        partitions: frozenset[TopicPartition],
     ) -> Choices:
         return choose_each(
             _of(answers),
@@ -157,7 +171,9 @@ class Ends:
         )
 
     async def _ends(
-        self, chosen: Mapping[TopicPartition, Choice], give_up: float
+        self,
+        chosen: Mapping[TopicPartition, Choice],
+        give_up: float,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
         """Return the ends that the leaders report, and the reasons for the others."""
         by_leader: dict[int, dict[TopicPartition, int]] = {}

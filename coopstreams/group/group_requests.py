@@ -12,7 +12,12 @@ Invariant: a commit carries the identity it was begun under, never the current o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -130,7 +135,8 @@ class Exchange(Generic[_T]):
 
 
 def commit_offsets(
-    fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]
+    fence: GroupFence,
+    offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> Exchange[None]:
     """Ask the group coordinator to commit offsets, as the member and generation of the
     fence.
@@ -168,7 +174,10 @@ def commit_offsets(
 
 
 def fetch_offsets(
-    group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    group: str,
+    partitions: Iterable[TopicPartition] | None,
+    *,
+    stable: bool = True,
 ) -> Exchange[FetchedOffset]:
     """Ask the group coordinator for offsets (None: all). `stable`: without those that
     may still change.
@@ -221,7 +230,9 @@ def fetch_offsets(
 def leave_group(group: str, member: str) -> Exchange[None]:
     """Ask the group coordinator to remove a member."""
     identity = LeaveGroupRequest.MemberIdentity(
-        member_id=member, group_instance_id=None, reason="closed"
+        member_id=member,
+        group_instance_id=None,
+        reason="closed",
     )
     request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
     return Exchange(
@@ -242,7 +253,11 @@ def group_coordinator(group: str) -> Exchange[int]:
     return _coordinator(group, _GROUP, "group")
 
 
-def _coordinator(key: str, kind: int, of: str) -> Exchange[int]:
+def _coordinator(
+    key: str,
+    kind: int,
+    of: str,
+) -> Exchange[int]:
     request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
 
     def read(response: Any) -> int:
@@ -274,7 +289,9 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
     return Exchange(
         f"describing group {group}",
         DescribeGroupsRequest(
-            max_version=5, groups=[group], include_authorized_operations=False
+            max_version=5,
+            groups=[group],
+            include_authorized_operations=False,
         ),
         read,
         Attempt(group=group),
@@ -295,7 +312,9 @@ def list_group(group: str) -> Exchange[DescribedGroup]:
         if found is None:
             return DescribedGroup("Dead", ())
         return DescribedGroup(
-            found.group_state, (), (found.group_type or "classic").lower()
+            found.group_state,
+            (),
+            (found.group_type or "classic").lower(),
         )
 
     request = ListGroupsRequest(min_version=4, states_filter=[], types_filter=[])
@@ -379,7 +398,8 @@ def passes(error: errors.KafkaError) -> bool:
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return False
     return bool(error.retriable) or isinstance(
-        error, (errors.RebalanceInProgressError, errors.UnknownBrokerIdError)
+        error,
+        (errors.RebalanceInProgressError, errors.UnknownBrokerIdError),
     )
 
 
@@ -389,7 +409,9 @@ def coordinator_moved(error: errors.KafkaError) -> bool:
 
 
 def translated(
-    what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOTHING
+    what: str,
+    error: errors.KafkaError,
+    attempt: Attempt = NEEDS_NOTHING,
 ) -> CoopStreamsError:
     """Return our error for an error of kafka-python that is final; `attempt`: which
     ACLs it needs.

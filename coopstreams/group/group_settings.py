@@ -118,7 +118,11 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _read(name: str, value: Any, read: Callable[[Any], Any]) -> Any:
+def _read(
+    name: str,
+    value: Any,
+    read: Callable[[Any], Any],
+) -> Any:
     try:
         return read(value)
     except (TypeError, ValueError) as error:

@@ -20,7 +20,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -82,7 +87,9 @@ class Transactions:
         """The topics of `_unseen`, for which a warning was logged."""
 
     def open_partitions(
-        self, transactional_id: str, timeout_s: float
+        self,
+        transactional_id: str,
+        timeout_s: float,
     ) -> frozenset[TopicPartition] | None:
         """Return the partitions of the open transaction, for `settle` after its end.
 
@@ -95,7 +102,9 @@ class Transactions:
         if not skips and time.monotonic() < until:
             return None  # called at each commit: do not wake the I/O thread
         return self._connection.run(
-            self._open_partitions, transactional_id, time.monotonic() + timeout_s
+            self._open_partitions,
+            transactional_id,
+            time.monotonic() + timeout_s,
         )
 
     def settle(
@@ -115,11 +124,17 @@ class Transactions:
                 the danger and the cure.
         """
         return self._connection.run(
-            self._settled, transactional_id, partitions, time.monotonic() + timeout_s
+            self._settled,
+            transactional_id,
+            partitions,
+            time.monotonic() + timeout_s,
         )
 
     def settle_topics(
-        self, transactional_id: str, topics: Collection[str], timeout_s: float
+        self,
+        transactional_id: str,
+        topics: Collection[str],
+        timeout_s: float,
     ) -> frozenset[TopicPartition]:
         """Settle all partitions of these topics and of the groups' offsets, before the
         id is taken over.
@@ -130,11 +145,17 @@ class Transactions:
         an earlier coordinator can hang there.
         """
         return self._connection.run(
-            self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s
+            self._settled_topics,
+            transactional_id,
+            topics,
+            time.monotonic() + timeout_s,
         )
 
     def settle_dead(
-        self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float
+        self,
+        dead: Callable[[str], bool],
+        topics: Collection[str],
+        timeout_s: float,
     ) -> None:
         """End hanging transactions of unused transactional ids in these topics, and in
         groups' offsets.
@@ -143,7 +164,10 @@ class Transactions:
             LogError: as `settle`.
         """
         self._connection.run(
-            self._settle_dead, dead, topics, time.monotonic() + timeout_s
+            self._settle_dead,
+            dead,
+            topics,
+            time.monotonic() + timeout_s,
         )
 
     def close(self) -> None:
@@ -167,13 +191,16 @@ class Transactions:
                 return told.partitions
             if told.state not in ENDING:
                 answers = await self._producers(
-                    partitions, give_up, everywhere=everywhere
+                    partitions,
+                    give_up,
+                    everywhere=everywhere,
                 )
                 missing = missing_markers(told, answers.open)
                 if not missing:
                     return frozenset()
                 if await self._told(
-                    transactional_id, give_up
+                    transactional_id,
+                    give_up,
                 ) == told and await self._is_coordinator(transactional_id, give_up):
                     await self._write(transactional_id, told, missing, answers, give_up)
             elif time.monotonic() > give_up:
@@ -184,26 +211,36 @@ class Transactions:
             await self._connection.sleep(PAUSE_S)
 
     async def _settled_topics(
-        self, transactional_id: str, topics: Collection[str], give_up: float
+        self,
+        transactional_id: str,
+        topics: Collection[str],
+        give_up: float,
     ) -> frozenset[TopicPartition]:
         skips = await self._may_skip(transactional_id, give_up)
         if await self._told(transactional_id, give_up) is None:
             return frozenset()
         leaders = await self._leaders(topics, give_up)
         ongoing = await self._settled(
-            transactional_id, leaders.of.keys(), give_up, everywhere=skips
+            transactional_id,
+            leaders.of.keys(),
+            give_up,
+            everywhere=skips,
         )
         return ongoing if skips else frozenset()
 
     async def _settle_dead(
-        self, dead: Callable[[str], bool], topics: Collection[str], give_up: float
+        self,
+        dead: Callable[[str], bool],
+        topics: Collection[str],
+        give_up: float,
     ) -> None:
         leaders = await self._leaders(topics, give_up)
         ids = dict[int, str]()
         for broker in sorted(leaders.brokers):
             try:
                 ended = await self._connection.once(
-                    transaction_requests.list_ended(), broker
+                    transaction_requests.list_ended(),
+                    broker,
                 )
             except errors.KafkaError as error:
                 log.info(
@@ -243,13 +280,16 @@ class Transactions:
         ):
             await self._connection.sleep(PAUSE_S)
             leaders = await self._ask(
-                transaction_requests.find_leaders(wanted), give_up
+                transaction_requests.find_leaders(wanted),
+                give_up,
             )
         self._say_hidden(leaders.hidden)
         return leaders
 
     async def _open_partitions(
-        self, transactional_id: str, give_up: float
+        self,
+        transactional_id: str,
+        give_up: float,
     ) -> frozenset[TopicPartition] | None:
         told = (
             await self._told(transactional_id, give_up)
@@ -267,7 +307,9 @@ class Transactions:
             self._coordinators.pop(transactional_id, None)
             skips = (
                 await self._ask_coordinator(
-                    transactional_id, transaction_requests.newest_metadata(), give_up
+                    transactional_id,
+                    transaction_requests.newest_metadata(),
+                    give_up,
                 )
                 in SKIPPING_METADATA
             )
@@ -275,7 +317,9 @@ class Transactions:
         return skips
 
     async def _told(
-        self, transactional_id: str, give_up: float
+        self,
+        transactional_id: str,
+        give_up: float,
     ) -> TransactionDescription | None:
         return await self._ask_coordinator(
             transactional_id,
@@ -284,7 +328,11 @@ class Transactions:
         )
 
     async def _producers(
-        self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        give_up: float,
+        *,
+        everywhere: bool,
     ) -> PartitionAnswers:
         """Return the open transactions in these partitions, once the leaders of all
         existing partitions have answered.
@@ -307,7 +355,9 @@ class Transactions:
             reasons = dict.fromkeys(left, "it has no leader")
             for node, theirs in _by_leader(left, leaders).items():
                 answers = await self._producers_at(
-                    node, theirs, SLICE_MS if everywhere else GLANCE_MS
+                    node,
+                    theirs,
+                    SLICE_MS if everywhere else GLANCE_MS,
                 )
                 found = PartitionAnswers({**found.open, **answers.open}, {})
                 self._hide(answers)
@@ -329,19 +379,25 @@ class Transactions:
         return found
 
     async def _producers_at(
-        self, node: int, partitions: Collection[TopicPartition], timeout_ms: int
+        self,
+        node: int,
+        partitions: Collection[TopicPartition],
+        timeout_ms: int,
     ) -> PartitionAnswers:
         """Return what one broker says of these partitions; without an answer, that
         error for each.
         """
         try:
             return await self._connection.once(
-                transaction_requests.describe_producers(partitions), node, timeout_ms
+                transaction_requests.describe_producers(partitions),
+                node,
+                timeout_ms,
             )
         except errors.KafkaError as error:
             if not group_requests.passes(error):
                 raise group_requests.translated(
-                    "asking for open transactions", error
+                    "asking for open transactions",
+                    error,
                 ) from error
             return PartitionAnswers({}, dict.fromkeys(partitions, error))
 
@@ -378,13 +434,16 @@ class Transactions:
         """
         leaders = (
             await self._ask(
-                transaction_requests.find_leaders({at.topic for at in missing}), give_up
+                transaction_requests.find_leaders({at.topic for at in missing}),
+                give_up,
             )
         ).leaders
         last: errors.KafkaError | None = None
         for node, theirs in _by_leader(missing, leaders).items():
             refused = await self._write_to(
-                node, transactional_id, {at: missing[at] for at in theirs}
+                node,
+                transactional_id,
+                {at: missing[at] for at in theirs},
             )
             for reason in refused.values():
                 if isinstance(reason, errors.AuthorizationError):
@@ -415,7 +474,8 @@ class Transactions:
         """Have a broker write these markers; return the reasons of those it refused."""
         try:
             refused = await self._connection.once(
-                transaction_requests.write_markers(markers), node
+                transaction_requests.write_markers(markers),
+                node,
             )
         except errors.KafkaError as error:
             return dict.fromkeys(markers, error)
@@ -473,7 +533,8 @@ class Transactions:
         async def node() -> int:
             if transactional_id not in self._coordinators:
                 self._coordinators[transactional_id] = await self._connection.once(
-                    group_requests.transaction_coordinator(transactional_id), None
+                    group_requests.transaction_coordinator(transactional_id),
+                    None,
                 )
             return self._coordinators[transactional_id]
 
@@ -489,7 +550,8 @@ def _left_ms(give_up: float) -> int:
 
 
 def _by_leader(
-    partitions: Iterable[TopicPartition], leaders: Mapping[TopicPartition, int]
+    partitions: Iterable[TopicPartition],
+    leaders: Mapping[TopicPartition, int],
 ) -> dict[int, set[TopicPartition]]:
     """Return the partitions by the broker that leads them, without those that have no
     leader.

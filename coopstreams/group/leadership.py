@@ -149,7 +149,9 @@ def _unanswered(missing: frozenset[int], min_isr: int) -> str:
 
 
 def missing_answers(
-    view: BrokerView, answered: Collection[int], min_isr: int
+    view: BrokerView,
+    answered: Collection[int],
+    min_isr: int,
 ) -> frozenset[int]:
     """Return the replicas of the newest view whose answers are missing; empty: enough
     have answered.

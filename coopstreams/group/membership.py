@@ -25,7 +25,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 
 from coopstreams.common.host import SYSTEM, Host
@@ -37,8 +43,19 @@ from coopstreams.group.codec import (
     encode_subscription,
 )
 from coopstreams.group.coordinator_interface import Connector, Timings
-from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
-from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
+from coopstreams.group.holdings import (
+    Assigned,
+    GroupEvent,
+    Holdings,
+    Lost,
+    Refused,
+)
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    MemberInfo,
+    MemberState,
+)
 from coopstreams.group.plain_offsets import settled_offsets
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
@@ -104,7 +121,11 @@ class GroupMember:
         self._timings = timings or Timings()
         self._participant = participant
         self._coordinator = coordinator(
-            self.group, instance_id, self._timings, participant, predecessor
+            self.group,
+            instance_id,
+            self._timings,
+            participant,
+            predecessor,
         )
 
     def start(self) -> None:
@@ -191,7 +212,9 @@ class GroupMember:
         self._coordinator.rejoin()
 
     def subscribe(
-        self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
+        self,
+        topics: Sequence[str],
+        sources: Mapping[int, Sequence[str]],
     ) -> None:
         """Read these topics from now on (see `Participant`); the group rebalances."""
         self._participant.subscribe(topics, sources)
@@ -220,7 +243,11 @@ class GroupMember:
                     f"group {self.group} has removed this process since epoch {epoch}; uncommitted work is void"
                 )
             yield GroupFence(
-                self.group, generation, member, self._instance, coordinator
+                self.group,
+                generation,
+                member,
+                self._instance,
+                coordinator,
             )
         except (FencedError, MembershipLostError):
             self._coordinator.check()
@@ -263,7 +290,9 @@ class GroupMember:
         self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
     def committed(
-        self, partitions: Iterable[TopicPartition] | None, timeout_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        timeout_ms: int | None = None,
     ) -> group_requests.Offsets:
         """Return the committed offset of each partition (None: of all that have one).
 
@@ -281,7 +310,10 @@ class GroupMember:
         )
 
     def fetch_offsets(
-        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        stable: bool = True,
     ) -> group_requests.FetchedOffset:
         """Return the plain offsets of these partitions (None: of all) as they are now.
 
@@ -293,7 +325,9 @@ class GroupMember:
         return self._coordinator.fetch_offsets(partitions, stable=stable)
 
     def end_transaction(
-        self, transactional_id: str, timeout_ms: int | None = None
+        self,
+        transactional_id: str,
+        timeout_ms: int | None = None,
     ) -> None:
         """Abort the open transaction that a dead producer left under that id. A live
         producer is fenced.
@@ -304,7 +338,9 @@ class GroupMember:
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
     def open_transactions(
-        self, prefix: str = "", timeout_ms: int = LIST_MS
+        self,
+        prefix: str = "",
+        timeout_ms: int = LIST_MS,
     ) -> frozenset[str]:
         """Return the ids, with that prefix, of open transactions, of the brokers that
         answer within this time.
@@ -376,7 +412,9 @@ class Participant:
             self._holdings.ask()
 
     def subscribe(
-        self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
+        self,
+        topics: Sequence[str],
+        sources: Mapping[int, Sequence[str]],
     ) -> None:
         """Announce these topics from the next join on."""
         self._topics = sorted(set(topics))
@@ -418,7 +456,8 @@ class Participant:
             if assignment.process == here
         )
         encoded = encode_assignments(
-            given, {} if waits else self._sources
+            given,
+            {} if waits else self._sources,
         )  # in the active version its numbers mean other sub-topologies
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:

@@ -78,7 +78,8 @@ class Marker:
 
 
 def missing_markers(
-    told: TransactionDescription, open_: Mapping[TopicPartition, Sequence[Open]]
+    told: TransactionDescription,
+    open_: Mapping[TopicPartition, Sequence[Open]],
 ) -> dict[TopicPartition, Marker]:
     """Return the marker that each partition lacks.
 
@@ -105,7 +106,9 @@ def missing_markers(
 
 
 def believed(
-    told_by: int | None, brokers: Collection[int], named: Mapping[int, int]
+    told_by: int | None,
+    brokers: Collection[int],
+    named: Mapping[int, int],
 ) -> bool:
     """Return whether the broker that described a transaction coordinates it: the other
     brokers must name it.

@@ -39,7 +39,12 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
 
     SCHEMES = (SCHEME,)
 
-    def dns_lookup(self, host: str, port: int, raise_error: bool = False) -> _Addresses:  # noqa: ARG002
+    def dns_lookup(
+        self,
+        host: str,
+        port: int,
+        raise_error: bool = False,  # noqa: ARG002
+    ) -> _Addresses:
         """Return the addresses of a host, as `socket.getaddrinfo`; none if they are not
         known yet.
         """
@@ -62,7 +67,11 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
         return found
 
 
-def _look_up(lookup: Future[_Addresses], host: str, port: int) -> None:
+def _look_up(
+    lookup: Future[_Addresses],
+    host: str,
+    port: int,
+) -> None:
     try:
         found: _Addresses = list(
             socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)

@@ -25,7 +25,12 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from coopstreams.group.end_requests import Views, find_views
-from coopstreams.group.group_requests import Exchange, by_topic, check, outcomes
+from coopstreams.group.group_requests import (
+    Exchange,
+    by_topic,
+    check,
+    outcomes,
+)
 from coopstreams.group.missing_markers import (
     ENDED,
     Marker,
@@ -69,7 +74,9 @@ def describe_transaction(
 
     request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
     return Exchange(
-        f"asking for the state of transaction {transactional_id}", request, read
+        f"asking for the state of transaction {transactional_id}",
+        request,
+        read,
     )
 
 
@@ -93,7 +100,8 @@ def list_ended() -> Exchange[dict[int, str]]:
         }
 
     request = ListTransactionsRequest(
-        state_filters=sorted(ENDED), producer_id_filters=[]
+        state_filters=sorted(ENDED),
+        producer_id_filters=[],
     )
     return Exchange("listing transactions that have ended", request, read)
 
@@ -127,7 +135,9 @@ def describe_producers(
         return PartitionAnswers(found, refused)
 
     return Exchange(
-        "asking for open transactions", DescribeProducersRequest(topics=topics), read
+        "asking for open transactions",
+        DescribeProducersRequest(topics=topics),
+        read,
     )
 
 
@@ -172,7 +182,8 @@ def newest_metadata() -> Exchange[int]:
     version without the patch.
     """
     request = ApiVersionsRequest(
-        client_software_name="coopstreams", client_software_version="1"
+        client_software_name="coopstreams",
+        client_software_version="1",
     )
 
     def read(response: Any) -> int:

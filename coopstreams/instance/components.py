@@ -65,7 +65,12 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import reset_of_topic
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
-from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
+from coopstreams.tasks.task import (
+    Incarnation,
+    Task,
+    TaskServices,
+    TaskSettings,
+)
 from coopstreams.tasks.tries import Tries
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
@@ -94,7 +99,11 @@ class Components:
     """
 
     @staticmethod
-    def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Components:
+    def build(
+        topology: Topology,
+        config: Config,
+        wiring: Wiring = KAFKA,
+    ) -> Components:
         """Build the components: brokers reached, topics checked and created, state
         folder locked.
 
@@ -126,7 +135,8 @@ class Components:
             )
             closing.callback(directory.close)
             cluster = wiring.cluster(
-                client_settings(config), config["connect.timeout.ms"] / 1000
+                client_settings(config),
+                config["connect.timeout.ms"] / 1000,
             )
             closing.callback(cluster.close)
             watching = wiring.cluster(client_settings(config), WATCHING_S)
@@ -141,7 +151,13 @@ class Components:
                 f"{directory.process_id[:8]}-{host.unique()[:8]}",
             )
             components = Components(
-                plan, wiring, cluster, watching, directory, deployed, closing
+                plan,
+                wiring,
+                cluster,
+                watching,
+                directory,
+                deployed,
+                closing,
             )
             components.restrictions.look()
             # the watcher continues to read, on its own thread
@@ -180,11 +196,15 @@ class Components:
             {part.id: part for part in plan.topology.subtopologies},
             task_buffer_bytes(config, plan.topics.tasks),
             lambda part: native_tables(
-                part, config, caching=config["statestore.cache.max.bytes"] > 0
+                part,
+                config,
+                caching=config["statestore.cache.max.bytes"] > 0,
             ),
         )
         self.follower = Follower(
-            cluster, plan.application, replication=config["replication.factor"]
+            cluster,
+            plan.application,
+            replication=config["replication.factor"],
         )
         self.follower.check_policy()
         self.metrics = Metrics(plan.application, plan.process)
@@ -203,7 +223,9 @@ class Components:
         )
         closing.callback(self.globals.stop)
         self.restrictions = Restrictions(
-            watching, lambda: self.plan.resolved, self.host
+            watching,
+            lambda: self.plan.resolved,
+            self.host,
         )
         closing.callback(self.restrictions.close)
         self.source_times = SourceTimes(
@@ -289,7 +311,10 @@ class Components:
         )
 
     def thread(
-        self, member: GroupMember, emit: Callable[[Event], None], number: int
+        self,
+        member: GroupMember,
+        emit: Callable[[Event], None],
+        number: int,
     ) -> StreamThread:
         """Return a stream thread, not yet started."""
         plan = self.plan
@@ -307,7 +332,12 @@ class Components:
         )
         interval_s = plan.config.commit_interval_s
         return StreamThread(
-            number, committer, emit, interval_s, self.outlasting, host=self.host
+            number,
+            committer,
+            emit,
+            interval_s,
+            self.outlasting,
+            host=self.host,
         )
 
     def written(self) -> frozenset[str]:
@@ -348,7 +378,12 @@ class Components:
             folder = self.directory.folder / "snapshots"
             snapshots = Snapshots(place, plan.application, folder)
         restores = Restores(
-            self.log, plan.changelog, snapshots, self.metrics, listener, self.host
+            self.log,
+            plan.changelog,
+            snapshots,
+            self.metrics,
+            listener,
+            self.host,
         )
         # Match the whole id: the id of another application may have the same beginning.
         form = re.compile(
@@ -481,7 +516,9 @@ class Components:
             latency=partial(self.metrics.latency, number),
             spans=None if self.tracing is None else self.tracing(opened.id),
             placing=Placing(
-                plan.subtopology(number), plan.topics.partitions, self.misplaced
+                plan.subtopology(number),
+                plan.topics.partitions,
+                self.misplaced,
             ),
         )
         program = plan.programs[number]
@@ -516,7 +553,10 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
     from coopstreams.tasks.spans import RecordSpans
 
     return partial(
-        RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"]
+        RecordSpans,
+        get_tracer("coopstreams"),
+        ratio,
+        config["application.id"],
     )
 
 
@@ -548,7 +588,8 @@ def client_settings(config: Config) -> dict[str, Any]:
         # Below the flush time-out: otherwise a deleted topic looks like an unreachable
         # Kafka, for ever.
         "producer.topic.metadata.propagation.max.ms": min(
-            10_000, config["transaction.timeout.ms"] // 3
+            10_000,
+            config["transaction.timeout.ms"] // 3,
         ),
     }
     given = {name.removeprefix("producer.") for name in config.client}

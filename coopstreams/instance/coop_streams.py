@@ -324,7 +324,10 @@ class CoopStreams:
             self._error = error
             if self._started.is_set():  # the block may go on for long
                 log.error(
-                    "%s has ended by %s: %s", self._name, type(error).__name__, error
+                    "%s has ended by %s: %s",
+                    self._name,
+                    type(error).__name__,
+                    error,
                 )
         finally:
             self._started.set()
@@ -349,7 +352,8 @@ class CoopStreams:
             ):
                 raise
             log.info(
-                "it was asked to end while it started, and would have failed: %s", error
+                "it was asked to end while it started, and would have failed: %s",
+                error,
             )
 
     def _run_instance(self) -> None:
@@ -383,7 +387,8 @@ class CoopStreams:
             if config["application.server"]:  # the program answers there, with `asgi()`
                 scheme = "https" if config["http.ssl.certificate.location"] else "http"
                 self.url = instance.presence.url = url_of(
-                    config["application.server"], scheme
+                    config["application.server"],
+                    scheme,
                 )
             return None
         server = QueryServer(
@@ -400,7 +405,8 @@ class CoopStreams:
     def _limits(self) -> RequestLimits:
         share = self.config["http.cpu.share"]
         return RequestLimits(
-            connections=self.config["http.max.connections"], cpu_share=share
+            connections=self.config["http.max.connections"],
+            cpu_share=share,
         )
 
 

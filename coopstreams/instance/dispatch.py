@@ -26,7 +26,12 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.instance.source_times import SourceTimes
 from coopstreams.log.clocks import UNHEARD
-from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
+from coopstreams.log.log import (
+    NO_STREAM_TIME,
+    Position,
+    Reader,
+    RecordBatch,
+)
 from coopstreams.tasks.failure_handlers import place_in
 from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.stream_thread import StreamThread
@@ -251,7 +256,9 @@ class Dispatcher:
                 moved += len(batch.columns)
                 partition.record_bytes = _record_bytes(batch.columns)
                 self._metrics.consumed(
-                    route.task.id, batch.partition.topic, len(batch.columns)
+                    route.task.id,
+                    batch.partition.topic,
+                    len(batch.columns),
                 )
             route.thread.deliver(route.task, batch)
         self._published = read_at, dict(self._read)
@@ -376,7 +383,9 @@ class Dispatcher:
                 route.thread.deliver(route.task, ended)
 
     def _noting(
-        self, source: TopicPartition, reached: OperatorTimeColumns | None
+        self,
+        source: TopicPartition,
+        reached: OperatorTimeColumns | None,
     ) -> OperatorTimeColumns | None:
         """Return the same function, noting the record of each call of the program's
         functions.
@@ -513,7 +522,8 @@ class Dispatcher:
             partition.full = waiting > (limit // 2 if partition.full else limit)
             if self._source_times is not None:
                 partition.held_back = self._source_times.held_back(
-                    partition.reached, partition.held_back
+                    partition.reached,
+                    partition.held_back,
                 )
             if partition.held_back is not None:
                 held_back[source] = partition.held_back

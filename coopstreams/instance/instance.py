@@ -125,7 +125,10 @@ class Instance:
         self.member = components.member(self.presence, self._tell)
         self._threads.make(partial(components.thread, self.member, self._tell))
         self.opener = components.opener(
-            self.member, self._tell, self._threads.look, lifecycle.restore_listener
+            self.member,
+            self._tell,
+            self._threads.look,
+            lifecycle.restore_listener,
         )
         self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
@@ -137,10 +140,16 @@ class Instance:
             self._dispatcher.may_not_read,
         )
         self._topic_changes = components.topic_changes(
-            watched.standing, stall_detector, self._tell
+            watched.standing,
+            stall_detector,
+            self._tell,
         )
         self._watcher = components.watcher(
-            watched, stall_detector, self._topic_changes, self.member, self._tell
+            watched,
+            stall_detector,
+            self._topic_changes,
+            self.member,
+            self._tell,
         )
 
     def run(self) -> None:
@@ -470,7 +479,8 @@ class Instance:
         self._do(self.registry.reopen(self.registry.of(changed)))
 
     def _change_task(
-        self, event: Opened | Closed | Aborted | Cancelled
+        self,
+        event: Opened | Closed | Aborted | Cancelled,
     ) -> Failed | None:
         """Note what has become of tasks. An earlier incarnation of a task was already
         given up.
@@ -669,7 +679,8 @@ class Instance:
             closing.callback(self._subscription.stop)
             closing.callback(self.share.stop, deadline)
             closing.callback(
-                self._threads.stop, lambda: max(0.1, deadline - self._host.now())
+                self._threads.stop,
+                lambda: max(0.1, deadline - self._host.now()),
             )
             if clean:
                 self._do(self.registry.stop())

@@ -59,5 +59,6 @@ class Leftovers:
             self._databases.keep(self._registry.here)
         except (StateError, OSError) as error:
             log.warning(
-                "state that no task here has any more is not deleted: %s", error
+                "state that no task here has any more is not deleted: %s",
+                error,
             )

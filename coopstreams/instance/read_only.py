@@ -12,7 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import Backend, StoreInfo
-from coopstreams.query.local import Lookup, Views, instance_to_ask, key_rows
+from coopstreams.query.local import (
+    Lookup,
+    Views,
+    instance_to_ask,
+    key_rows,
+)
 from coopstreams.query.parameters import FAR
 from coopstreams.query.problems import bad_request, not_owner
 from coopstreams.query.router import KeyLocation, locate, owner_of
@@ -55,7 +60,10 @@ class ReadOnlyStore:
         return self._store.value.deserialize(row[0])
 
     def fetch(
-        self, key: Any, start_ms: int = 0, end_ms: int = FAR
+        self,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = FAR,
     ) -> list[tuple[Windowed[Any], Any]]:
         """Return the windows of a key that start within start_ms..end_ms, or its
         sessions that overlap it; ascending.

@@ -21,7 +21,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from coopstreams.commit.cluster_policy import LOOK_EVERY_S, TOPIC, Policy, PolicyTopic
+from coopstreams.commit.cluster_policy import (
+    LOOK_EVERY_S,
+    TOPIC,
+    Policy,
+    PolicyTopic,
+)
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.members import Cluster, Runs
 from coopstreams.group.slots import Layout
@@ -142,7 +147,11 @@ def in_words(whole: Mapping[int, str]) -> list[str]:
     ]
 
 
-def _reason(part: SubTopology, resolved: ResolvedTopology, policy: Policy) -> str:
+def _reason(
+    part: SubTopology,
+    resolved: ResolvedTopology,
+    policy: Policy,
+) -> str:
     if forbidden := policy.forbids_ranges(part.topics):
         return f"{forbidden} (`coopstreams policy get`)"
     if stores := resolved.before_windows.get(part.id):
@@ -166,7 +175,9 @@ def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
 
 
 def change(
-    resolved: ResolvedTopology, before: Policy, now: Policy
+    resolved: ResolvedTopology,
+    before: Policy,
+    now: Policy,
 ) -> PolicyChanged | None:
     """Return the effect of a new policy on an application; None: none."""
     reordered = before.accepts_individual_commit != now.accepts_individual_commit

@@ -55,7 +55,11 @@ class TaskView:
     """A store of a running task, pinned for one read."""
 
     def __init__(
-        self, serving: Serving, task: Task, spec: StoreSpec, lag: int | None
+        self,
+        serving: Serving,
+        task: Task,
+        spec: StoreSpec,
+        lag: int | None,
     ) -> None:
         self.task = task.id
         self.epoch = task.progress.author.generation
@@ -96,7 +100,9 @@ class Serving:
     """The `Backend` of one instance. Thread-safe: it reads what the threads publish."""
 
     def __init__(
-        self, instance: Instance, details: Mapping[str, str | int | float]
+        self,
+        instance: Instance,
+        details: Mapping[str, str | int | float],
     ) -> None:
         self._instance = instance
         self._details = details
@@ -172,7 +178,12 @@ class Serving:
             )
         return self._placement[1]
 
-    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
+    def view(
+        self,
+        store: str,
+        partition: int,
+        hash_: int,
+    ) -> OpenView | NotOpen:
         """Return an open view of the local task that holds this key hash, or why there
         is none.
         """
@@ -355,17 +366,29 @@ class Serving:
         self._components.databases.leave(task)
 
     def _open(
-        self, store: str, id_: TaskId, state: State, standing: Standing
+        self,
+        store: str,
+        id_: TaskId,
+        state: State,
+        standing: Standing,
     ) -> OpenView | NotOpen:
         task = standing.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
             return NotOpen(self._unread(id_, task, state))
         sample = self._instance.stalls.samples.get(id_)
         return TaskView(
-            self, task, self._specs[store], sample.lag if sample is not None else None
+            self,
+            task,
+            self._specs[store],
+            sample.lag if sample is not None else None,
         )
 
-    def _unread(self, id_: TaskId, task: Task | None, state: State) -> str:
+    def _unread(
+        self,
+        id_: TaskId,
+        task: Task | None,
+        state: State,
+    ) -> str:
         """Return why a task of this instance cannot be read."""
         if self._over:
             return self._over
@@ -408,7 +431,10 @@ class Serving:
         return {id_: status for id_, status in told.items() if status is not None}
 
     def _owner_of(
-        self, subtopology: int, partition: int, groups: KeyGroups
+        self,
+        subtopology: int,
+        partition: int,
+        groups: KeyGroups,
     ) -> str | None:
         """Return the instance that has the first of these key groups."""
         owners = self.placement().by_partition.get((subtopology, partition), ())
@@ -422,7 +448,10 @@ class Serving:
         )
 
     def _task(
-        self, id_: TaskId, standing: Standing, times: Mapping[TaskId, TimeStatus]
+        self,
+        id_: TaskId,
+        standing: Standing,
+        times: Mapping[TaskId, TimeStatus],
     ) -> TaskStatus:
         instance = self._instance
         host = self._components.host
@@ -435,7 +464,11 @@ class Serving:
         )
         download = tuple(
             DownloadStatus(
-                p.store, p.fetched_bytes, p.total_bytes, round(p.rate, 1), p.eta_s
+                p.store,
+                p.fetched_bytes,
+                p.total_bytes,
+                round(p.rate, 1),
+                p.eta_s,
             )
             for p in waits.downloads
         )
@@ -454,5 +487,8 @@ class Serving:
                 host.wall_ms(),
             )
         return structs.replace(
-            status, restore=restore, download=download, time=times.get(id_)
+            status,
+            restore=restore,
+            download=download,
+            time=times.get(id_),
         )

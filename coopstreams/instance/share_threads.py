@@ -15,7 +15,9 @@ from coopstreams.topology.compile.program import Program
 
 
 def share_members(
-    components: Components, emit: Callable[[Event], None], holds: Callable[[], str]
+    components: Components,
+    emit: Callable[[Event], None],
+    holds: Callable[[], str],
 ) -> ShareMembers:
     """Return the share threads, not yet started; none, if every source is read in
     order. `holds`: see `ShareThread`.

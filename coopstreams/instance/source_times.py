@@ -11,7 +11,12 @@ promised before it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 
 from coopstreams.commit.follower import Follower
@@ -62,7 +67,9 @@ class Question:
             self.answered = True
 
     def promised(
-        self, task: TaskId, read: Mapping[TopicPartition, int]
+        self,
+        task: TaskId,
+        read: Mapping[TopicPartition, int],
     ) -> Mapping[str, int]:
         """Return what a task promises that has read its sources up to these offsets: by
         timed topic that it writes to.
@@ -127,7 +134,9 @@ class SourceTimes:
         return self._most_skew_ms is not None
 
     def held_back(
-        self, read: Mapping[str, int], before: HeldBack | None
+        self,
+        read: Mapping[str, int],
+        before: HeldBack | None,
     ) -> HeldBack | None:
         """Return that a source partition is too far ahead of the slowest; None: it may
         be read on.
@@ -180,7 +189,10 @@ class SourceTimes:
         }
 
     def _reached_in(
-        self, sources: Iterable[str], partition: int, topic: str
+        self,
+        sources: Iterable[str],
+        partition: int,
+        topic: str,
     ) -> Awaited:
         """Return the least time that the key ranges of a source partition have reached
         on the way to a timed topic, and the first of those key ranges.

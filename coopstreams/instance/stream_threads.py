@@ -17,7 +17,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from itertools import count
 
 from coopstreams.tasks.events import Event, ThreadAdded, ThreadRemoved
@@ -234,7 +240,8 @@ def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId
 
 
 def _step(
-    homes: Mapping[TaskId, int], threads: Collection[int]
+    homes: Mapping[TaskId, int],
+    threads: Collection[int],
 ) -> tuple[TaskId, int] | None:
     """Return a task, and the thread to which it should move; None: the tasks are spread
     evenly.

@@ -95,7 +95,9 @@ class TaskRegistry:
         return self.wanted | self.states.keys()
 
     def assigned(
-        self, added: Iterable[TaskId], revoked: Iterable[TaskId]
+        self,
+        added: Iterable[TaskId],
+        revoked: Iterable[TaskId],
     ) -> list[Action]:
         """Apply an assignment: give up the revoked tasks, open the added ones."""
         actions: list[Action] = []

@@ -139,7 +139,9 @@ class TopicChanges:
                 self._emit(Failed(error, "global tables"))
 
     def _changelogs_made_anew(
-        self, tasks: Mapping[TaskId, Task], ids: _Ids
+        self,
+        tasks: Mapping[TaskId, Task],
+        ids: _Ids,
     ) -> dict[TaskId, str]:
         """Return the tasks whose changelogs were recreated or deleted, in words."""
         found: dict[TaskId, str] = {}

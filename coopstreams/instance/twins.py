@@ -17,7 +17,11 @@ from pathlib import Path
 from coopstreams.group.members import Cluster
 
 
-def twins(cluster: Cluster, process: str, folder: Path) -> list[str]:
+def twins(
+    cluster: Cluster,
+    process: str,
+    folder: Path,
+) -> list[str]:
     """Return a sentence for each other member that has a transactional id of this
     process; `folder`: its state.
     """

@@ -16,7 +16,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from coopstreams.common.host import SYSTEM, Host
@@ -167,7 +172,10 @@ class Lags:
             if (calls := said.calls) is not None:
                 shown = calls.shown
                 self._metrics.calls(
-                    id_, shown.in_flight, shown.waiting, calls.waited_s(now)
+                    id_,
+                    shown.in_flight,
+                    shown.waiting,
+                    calls.waited_s(now),
                 )
             self._tallies.look(task, said.counts)
         self._tallies.look_for_losses()

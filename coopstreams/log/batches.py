@@ -251,7 +251,12 @@ def make_batches(
         columns, before = _clocked(partition, columns, routes, routes.clock, before)
     elif marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
         columns, before = _without_marks(
-            partition, columns, routes, before, steps, marks
+            partition,
+            columns,
+            routes,
+            before,
+            steps,
+            marks,
         )
     else:
         before = _tell_time(partition, columns, routes, before, steps)
@@ -265,7 +270,15 @@ def make_batches(
     )
     return [
         RecordBatch(
-            partition, slot, part, next_offset, before, at_end, now, busy, advances
+            partition,
+            slot,
+            part,
+            next_offset,
+            before,
+            at_end,
+            now,
+            busy,
+            advances,
         )
         for slot, part in enumerate(slots)
     ]
@@ -362,7 +375,9 @@ def _tell_time(
 
 
 def slot_batches(
-    batch: RecordBatch, slots: list[Columns], before: int
+    batch: RecordBatch,
+    slots: list[Columns],
+    before: int,
 ) -> list[RecordBatch]:
     """Return one batch like this one for each slot of a partition, whose records were
     cut when they were read.
@@ -389,7 +404,12 @@ def raw_columns(
     record has any.
     """
     return Columns(
-        keys, values, timestamps, offsets, (), headers if any(headers) else None
+        keys,
+        values,
+        timestamps,
+        offsets,
+        (),
+        headers if any(headers) else None,
     )
 
 

@@ -41,7 +41,12 @@ class Mark(NamedTuple):
     time: int
 
     @classmethod
-    def of(cls, partition: int, key_range: KeyRange, time: int) -> Mark:
+    def of(
+        cls,
+        partition: int,
+        key_range: KeyRange,
+        time: int,
+    ) -> Mark:
         """Return the mark of a task."""
         return cls(partition, *key_range.groups, time)
 

@@ -13,7 +13,12 @@ is thread-safe.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -102,11 +107,17 @@ class RecordBatch:
             columns = replace(columns, operator_times=raised)
         after = self.operator_times or [NO_STREAM_TIME] * len(times)
         return replace(
-            self, columns=columns, operator_times=list(map(max, after, times))
+            self,
+            columns=columns,
+            operator_times=list(map(max, after, times)),
         )
 
     @staticmethod
-    def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
+    def ended(
+        partition: TopicPartition,
+        slot: int,
+        at: Position,
+    ) -> RecordBatch:
         """Return a batch without records that marks the end of a partition at this
         position.
         """
@@ -300,7 +311,9 @@ class Writer(Protocol):
         """Begin a transaction. Only with a transactional id."""
 
     def send_offsets(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        fence: GroupFence,
     ) -> None:
         """Add group offsets (offset, metadata) to the transaction; the coordinator
         checks the fence now. Never empty.
@@ -396,7 +409,9 @@ class Log(Protocol):
         ...
 
     def create_topics(
-        self, specs: Sequence[TopicSpec], check: Check | None = None
+        self,
+        specs: Sequence[TopicSpec],
+        check: Check | None = None,
     ) -> None:
         """Create the topics that do not exist yet; one that exists is left as it is.
 
@@ -442,7 +457,8 @@ class Log(Protocol):
         ...
 
     def end_offsets(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
         """Return the true high watermark of each of these partitions, in one request:
         as `end_offset`.
@@ -462,7 +478,8 @@ class Log(Protocol):
         ...
 
     def silent_replicas(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer
         now.
@@ -476,7 +493,10 @@ class Log(Protocol):
         ...
 
     def delete_before(
-        self, partition: TopicPartition, offset: int, check: Check | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        check: Check | None = None,
     ) -> None:
         """Delete the records below an offset: processed repartition records.
         `start_offset` is then at least that.

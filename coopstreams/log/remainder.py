@@ -16,7 +16,9 @@ _LOOK_S = 0.2
 
 
 def remainder(
-    log: Log, starts: Mapping[TopicPartition, int], host: Host
+    log: Log,
+    starts: Mapping[TopicPartition, int],
+    host: Host,
 ) -> Iterator[RecordBatch]:
     """Yield the committed records of these partitions from these offsets on, up to
     their ends.

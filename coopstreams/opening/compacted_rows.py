@@ -59,7 +59,11 @@ class CompactedRows:
     """
 
     def __init__(
-        self, restore: Restore, ranges: Sequence[KeyRange], since_ms: int, end: int
+        self,
+        restore: Restore,
+        ranges: Sequence[KeyRange],
+        since_ms: int,
+        end: int,
     ) -> None:
         """Look at the waiting records below `end`, the end of the log.
 
@@ -127,7 +131,12 @@ class CompactedRows:
         elif young < self._end or any(batch.at_end for batch in batches):
             self._intervals = {}
 
-    def _may_lack(self, group: int, key: bytes, offset: int) -> bool:
+    def _may_lack(
+        self,
+        group: int,
+        key: bytes,
+        offset: int,
+    ) -> bool:
         """Whether the row that a waiting record's key had may be missing."""
         if group not in self._intervals:
             return False
@@ -137,7 +146,10 @@ class CompactedRows:
         return start > self._log_start or self._get(PREFIXES[group] + key) is None
 
     def _look_for_holes(
-        self, waits: int, group: int, batches: Sequence[RecordBatch]
+        self,
+        waits: int,
+        group: int,
+        batches: Sequence[RecordBatch],
     ) -> None:
         start, stop = self._intervals[group]
         hole = self.position

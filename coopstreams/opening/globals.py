@@ -93,7 +93,11 @@ class Globals:
         self._undelivered: list[tuple[Failure, Headers, str]] = []
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._on_failure = FailureHandler(
-            None, config, count, self._dead_letter, sayings
+            None,
+            config,
+            count,
+            self._dead_letter,
+            sayings,
         )
         self._stopped = host.signal()
         self._thread: HostThread | None = None
@@ -169,7 +173,8 @@ class Globals:
         """Read on in a thread of its own; `failed` gets the error that ends it."""
         if self._reader is not None:
             self._thread = self._host.thread(
-                partial(self._run, failed), "global tables"
+                partial(self._run, failed),
+                "global tables",
             )
             self._thread.start()
 
@@ -218,13 +223,23 @@ class Globals:
         self._deliver()
         return reached
 
-    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+    def _dead_letter(
+        self,
+        failure: Failure,
+        headers: Headers,
+        topic: str,
+    ) -> None:
         if self._writer is None:
             self._writer = self._log.writer()
         self._undelivered.append((failure, headers, topic))
         self._write(failure, headers, topic)
 
-    def _write(self, failure: Failure, headers: Headers, topic: str) -> None:
+    def _write(
+        self,
+        failure: Failure,
+        headers: Headers,
+        topic: str,
+    ) -> None:
         assert self._writer is not None
         self._writer.append(
             topic,

@@ -21,7 +21,12 @@ from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
-from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
+from coopstreams.common.host import (
+    SYSTEM,
+    Empty,
+    Host,
+    Inbox,
+)
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restores import Restores
@@ -30,7 +35,12 @@ from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.snapshot_download import DownloadProgress
-from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
+from coopstreams.tasks.events import (
+    Cancelled,
+    Event,
+    Failed,
+    Opened,
+)
 from coopstreams.tasks.task import Incarnation, committed_positions, store_times
 from coopstreams.tasks.tries import Held
 from coopstreams.topology.errors import (
@@ -324,7 +334,12 @@ class Opener:
         self._emit(
             Opened(
                 Incarnation(
-                    id_, sources, state, opening.progress, opening.epoch, session
+                    id_,
+                    sources,
+                    state,
+                    opening.progress,
+                    opening.epoch,
+                    session,
                 )
             )
         )
@@ -364,7 +379,8 @@ class Opener:
         ]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
         opened = self._positions.resolve(
-            list(passed.values()), self._barrier.generation
+            list(passed.values()),
+            self._barrier.generation,
         )
         for id_, progress in opened.items():
             opening = passed[id_]

@@ -17,7 +17,12 @@ and the other way round).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass, field
 
 from coopstreams.commit.follower import Follower
@@ -184,7 +189,8 @@ class PositionCheck:
                 )
 
     def _refuse_kafka_streams(
-        self, committed: Mapping[TopicPartition, Committed | None]
+        self,
+        committed: Mapping[TopicPartition, Committed | None],
     ) -> None:
         """Refuse the changelogs of an application of Kafka Streams: it has committed
         some of these plain offsets, which their metadata tell.
@@ -213,7 +219,9 @@ class PositionCheck:
             )
 
     def _check_set_by_others(
-        self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]
+        self,
+        task: TaskId,
+        openings: Mapping[TopicPartition, PartitionStart],
     ) -> None:
         """Warn of positions that another tool has set (they lack our metadata), if
         there is state: it stays where it was. Refuse them if there is none yet.

@@ -17,7 +17,12 @@ fetched before the offsets and checked again later.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -131,7 +136,8 @@ class _Job:
             self.end_seen = last.next_offset
         if self.check is None:
             self.restore.feed(
-                joined(batch.columns for batch in batches), last.next_offset
+                joined(batch.columns for batch in batches),
+                last.next_offset,
             )
         else:
             self.check.feed(batches)
@@ -143,7 +149,8 @@ class _Job:
         self.restore.retarget(
             self.ranges,
             bounds=replace(
-                bounds, target=max(self.stops.values(), default=bounds.target)
+                bounds,
+                target=max(self.stops.values(), default=bounds.target),
             ),
             stops=self.stops,
             times=self.times,
@@ -157,7 +164,12 @@ class _Job:
         database = self.restore.database
         spec = self.restore.spec
         self.restore = Restore(
-            database, spec, self.ranges, bounds, stops=self.stops, times=self.times
+            database,
+            spec,
+            self.ranges,
+            bounds,
+            stops=self.stops,
+            times=self.times,
         )
 
     @property
@@ -205,7 +217,9 @@ class Restores:
         self._metrics = metrics or Metrics("", "")
         self._snapshots = snapshots
         self._downloads = Downloads(
-            host.now, lambda job, name: host.thread(job, name).start(), host.signal()
+            host.now,
+            lambda job, name: host.thread(job, name).start(),
+            host.signal(),
         )
         self._reader = log.reader()
         self._moved = False
@@ -222,7 +236,10 @@ class Restores:
         self._done: list[TaskId] = []
 
     def settle_runs(
-        self, task: TaskId, stores: Iterable[StoreSpec], progress: Progress
+        self,
+        task: TaskId,
+        stores: Iterable[StoreSpec],
+        progress: Progress,
     ) -> None:
         """Drop the done runs in the topics that stores are restored from.
 
@@ -278,7 +295,10 @@ class Restores:
         """
         wanted = {
             self._topic_of(spec, task): _Wanted(
-                spec, database, positions.get(spec.name, NO_STOPS), times.get(spec.name)
+                spec,
+                database,
+                positions.get(spec.name, NO_STOPS),
+                times.get(spec.name),
             )
             for spec in stores
             if spec.logged or spec.name in positions
@@ -327,7 +347,9 @@ class Restores:
             else:
                 del self._jobs[changelog]
                 self._listener.on_restore_suspended(
-                    changelog, job.restore.spec.name, job.restore.progress().read
+                    changelog,
+                    job.restore.spec.name,
+                    job.restore.progress().read,
                 )
         if task in self._done:
             self._done.remove(task)
@@ -354,7 +376,8 @@ class Restores:
 
     def _read(self) -> None:
         for changelog, slots in groupby(
-            self._fetch(), key=lambda batch: batch.partition
+            self._fetch(),
+            key=lambda batch: batch.partition,
         ):
             job = self._jobs.get(changelog)
             if job is None:
@@ -367,7 +390,8 @@ class Restores:
             except SerdeError as error:
                 self._moved = True  # what was fetched is read again
                 raise LogError(
-                    f"{changelog} cannot be restored yet: {error}", retryable=True
+                    f"{changelog} cannot be restored yet: {error}",
+                    retryable=True,
                 ) from error
             if job.position != before:
                 job.moved_at = self._host.now()
@@ -377,7 +401,10 @@ class Restores:
             count = sum(len(batch.columns) for batch in batches) if restored else 0
             if count:
                 self._listener.on_batch_restored(
-                    changelog, progress.store, progress.position, count
+                    changelog,
+                    progress.store,
+                    progress.position,
+                    count,
                 )
             for task in job.tasks:
                 self._metrics.restored(task, progress.store, count, progress.remaining)
@@ -459,7 +486,11 @@ class Restores:
         self._reader.close()
 
     def _join(
-        self, task: TaskId, changelog: TopicPartition, wanted: _Wanted, bounds: Bounds
+        self,
+        task: TaskId,
+        changelog: TopicPartition,
+        wanted: _Wanted,
+        bounds: Bounds,
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
@@ -481,7 +512,10 @@ class Restores:
             if job.restore.done and not job.restore.unproven:
                 return
             self._listener.on_restore_start(
-                changelog, spec.name, job.restore.position, bounds.target
+                changelog,
+                spec.name,
+                job.restore.position,
+                bounds.target,
             )
         else:
             job.tasks[task] = wanted
@@ -492,14 +526,21 @@ class Restores:
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 
-    def _missing(self, task: TaskId, wanted: _Wanted, bounds: Bounds) -> list[int]:
+    def _missing(
+        self,
+        task: TaskId,
+        wanted: _Wanted,
+        bounds: Bounds,
+    ) -> list[int]:
         """Return the key groups whose checkpoints no restore can continue from: a
         snapshot may have them.
         """
         if self._snapshots is None or wanted.spec.source is not None:
             return []  # snapshots are of changelogs, not of source topics
         return lacking(
-            wanted.database.checkpoints(wanted.spec.name), task.key_range, bounds
+            wanted.database.checkpoints(wanted.spec.name),
+            task.key_range,
+            bounds,
         )
 
     def _begin(
@@ -545,7 +586,9 @@ class Restores:
                 # answer, the next step asks.
                 bounds = self._changelogs.bounds(changelog)
                 self._metrics.restored_from_snapshot(
-                    task, progress.store, from_snapshot.download.keys
+                    task,
+                    progress.store,
+                    from_snapshot.download.keys,
                 )
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
@@ -604,7 +647,9 @@ class Restores:
             del self._jobs[changelog]
             self._moved = True
             self._listener.on_restore_end(
-                changelog, job.restore.spec.name, job.restore.progress().read
+                changelog,
+                job.restore.spec.name,
+                job.restore.progress().read,
             )
             for task in job.tasks:
                 self._waiting[task].discard(changelog)
@@ -642,7 +687,12 @@ class Restores:
         end = self._log.end_offset(changelog)
         return CompactedRows(job.restore, self._ranges(job), since_ms, end)
 
-    def _start_over(self, changelog: TopicPartition, job: _Job, lost: Lost) -> None:
+    def _start_over(
+        self,
+        changelog: TopicPartition,
+        job: _Job,
+        lost: Lost,
+    ) -> None:
         """Restore from the start of the log what was restored from a checkpoint.
 
         Raises:
@@ -676,7 +726,11 @@ class Restores:
         )
 
     @staticmethod
-    def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:
+    def _begin_anew(
+        changelog: TopicPartition,
+        job: _Job,
+        bounds: Bounds,
+    ) -> None:
         what = (
             "no longer has the next offset to read"
             if bounds.topic_id == job.restore.bounds.topic_id
@@ -703,7 +757,9 @@ class Changelogs:
     """
 
     def __init__(
-        self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms
+        self,
+        cluster: Log,
+        clock_ms: Callable[[], int] = SYSTEM.wall_ms,
     ) -> None:
         self._cluster = cluster
         self._clock_ms = clock_ms
@@ -716,7 +772,9 @@ class Changelogs:
         self._settings.clear()
 
     def bounds(
-        self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS
+        self,
+        changelog: TopicPartition,
+        stops: Mapping[KeyRange, int] = NO_STOPS,
     ) -> Bounds:
         """Return the bounds of a restore that begins now.
 
@@ -726,7 +784,8 @@ class Changelogs:
         return self.all_bounds({changelog: stops})[changelog]
 
     def all_bounds(
-        self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]
+        self,
+        changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]],
     ) -> dict[TopicPartition, Bounds]:
         """Return the bounds of each of these changelogs, with its stops; one request
         fetches the ends.
@@ -823,7 +882,10 @@ def _first_in(runs: Runs, offsets: Iterable[int]) -> int | None:
 
 
 def _first_record_in_runs(
-    log: Log, source: TopicPartition, parted: Sequence[Segment], host: Host
+    log: Log,
+    source: TopicPartition,
+    parted: Sequence[Segment],
+    host: Host,
 ) -> int | None:
     """Return the offset of a record of these hashes in the done runs of their segment.
 

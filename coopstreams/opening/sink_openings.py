@@ -43,7 +43,11 @@ class SinkOpenings:
     """
 
     def __init__(
-        self, application: str, log: Log, tell: Callable[[], None], host: Host = SYSTEM
+        self,
+        application: str,
+        log: Log,
+        tell: Callable[[], None],
+        host: Host = SYSTEM,
     ) -> None:
         """`tell`: called when a session is open, or cannot be opened."""
         self._application = application
@@ -53,11 +57,16 @@ class SinkOpenings:
         self._openings: dict[TaskId, _Opening] = {}
 
     def begin(
-        self, task: TaskId, node: ApplyTo, source: TopicPartition, progress: Progress
+        self,
+        task: TaskId,
+        node: ApplyTo,
+        source: TopicPartition,
+        progress: Progress,
     ) -> None:
         """Begin to open the session of a task."""
         opening = self._openings[task] = _Opening(
-            self._host.signal(), done=self._host.signal()
+            self._host.signal(),
+            done=self._host.signal(),
         )
 
         def run() -> None:
@@ -138,7 +147,10 @@ class SinkOpenings:
         return None
 
     def _session(
-        self, node: ApplyTo, source: TopicPartition, progress: Progress
+        self,
+        node: ApplyTo,
+        source: TopicPartition,
+        progress: Progress,
     ) -> SinkSession:
         at = progress.position(source).offset
         partition = SinkPartition(

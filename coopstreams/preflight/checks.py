@@ -155,7 +155,10 @@ def deleted_rows(facts: Facts) -> Iterator[str]:
         settings = facts.settings.get(topic, {})
         if deletes(settings):
             yield why_rows_are_deleted(
-                topic, settings, facts.stores.get(topic), facts.starts
+                topic,
+                settings,
+                facts.stores.get(topic),
+                facts.starts,
             )
 
 

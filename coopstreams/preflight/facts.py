@@ -167,7 +167,9 @@ def gather(
         if config["ensure.explicit.internal.resource.naming"]:
             check_names(topology)
         resolved = check_partitions(
-            topology, known, config["windowstore.changelog.additional.retention.ms"]
+            topology,
+            known,
+            config["windowstore.changelog.additional.retention.ms"],
         )
     except (TopologyError, UnknownTopicError) as error:
         return replace(facts, misfit=error)
@@ -219,14 +221,21 @@ def is_gone(cluster: Log, topic: str) -> bool:
     return False
 
 
-def start_offsets(cluster: Log, topic: str, count: int) -> dict[TopicPartition, int]:
+def start_offsets(
+    cluster: Log,
+    topic: str,
+    count: int,
+) -> dict[TopicPartition, int]:
     """Return the first offset of each partition of a topic."""
     partitions = partitions_of([topic], {topic: count})
     return {at: cluster.start_offset(at) for at in partitions}
 
 
 def _with_new_topics(
-    cluster: Log, topology: Topology, config: Config, counts: Mapping[str, int]
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    counts: Mapping[str, int],
 ) -> dict[str, int]:
     """Return the partition counts, with those of named topics that are new: the broker
     that listed the topics may not know them yet.
@@ -296,7 +305,11 @@ def made_compact(facts: Facts) -> list[str]:
     return [*made, version] if version in facts.counts else made
 
 
-def _deleted(cluster: Log, facts: Facts, had: Collection[str]) -> list[str]:
+def _deleted(
+    cluster: Log,
+    facts: Facts,
+    had: Collection[str],
+) -> list[str]:
     """Return the missing changelogs that the version that ran last had, and into which
     the group has processed records.
 
@@ -308,7 +321,8 @@ def _deleted(cluster: Log, facts: Facts, had: Collection[str]) -> list[str]:
         return []
     read = {
         changelog_topic(facts.topology.application_id, store.name): partitions_of(
-            part.topics, facts.topics.partitions
+            part.topics,
+            facts.topics.partitions,
         )
         for part in facts.topology.subtopologies
         for store in part.stores
@@ -323,7 +337,9 @@ def _deleted(cluster: Log, facts: Facts, had: Collection[str]) -> list[str]:
 
 
 def _processed(
-    cluster: Log, config: Config, sources: Collection[TopicPartition]
+    cluster: Log,
+    config: Config,
+    sources: Collection[TopicPartition],
 ) -> set[TopicPartition]:
     """Return the sources of which the group has processed records. Individual commits
     count as well, since offsets may have expired.

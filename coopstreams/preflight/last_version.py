@@ -33,7 +33,13 @@ format of the bytes nor the operator that wrote them).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -132,7 +138,12 @@ class VersionChanges:
 class LastVersion:
     """The record of an application's last version. One thread at a time."""
 
-    def __init__(self, cluster: Log, config: Config, host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        cluster: Log,
+        config: Config,
+        host: Host = SYSTEM,
+    ) -> None:
         self._log = cluster
         self.host = host
         self._config = config
@@ -178,7 +189,9 @@ class LastVersion:
         return last
 
     def changes_to(
-        self, topology: Topology, counts: Mapping[str, int]
+        self,
+        topology: Topology,
+        counts: Mapping[str, int],
     ) -> VersionChanges | None:
         """Return what differs between the version that had tasks last and this one;
         None if there is no record.
@@ -287,7 +300,8 @@ class LastVersion:
             "other processes may run this application now, so this one does not say which version runs",
         )
         spec = topic_spec(
-            self._config["application.id"], self._config["replication.factor"]
+            self._config["application.id"],
+            self._config["replication.factor"],
         )
         self._log.create_topics([spec], check)
         self._topic_id = self._log.topic_id(self.topic)
@@ -352,7 +366,11 @@ class LastVersion:
         at = TopicPartition(self.topic, 0)
         with closing(self._log.writer()) as writer:
             writer.append(
-                self.topic, [KEY], [told], [self.host.wall_ms()], partitions=0
+                self.topic,
+                [KEY],
+                [told],
+                [self.host.wall_ms()],
+                partitions=0,
             )
             writer.flush(_TIMEOUT_S)
             return writer.delivered_to(at) - 1
@@ -393,7 +411,8 @@ class LastVersion:
         )
 
     def _unprocessed(
-        self, partitions: Iterable[TopicPartition]
+        self,
+        partitions: Iterable[TopicPartition],
     ) -> dict[TopicPartition, int]:
         """Return, for each partition, the offset from which on some key range has not
         processed the records.
@@ -412,7 +431,8 @@ class LastVersion:
 
 
 def partitions_of(
-    topics: Collection[str], counts: Mapping[str, int]
+    topics: Collection[str],
+    counts: Mapping[str, int],
 ) -> list[TopicPartition]:
     """Return all partitions of these topics."""
     return [

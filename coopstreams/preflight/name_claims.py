@@ -47,7 +47,10 @@ and ours has one key.
 
 
 def check_unclaimed(
-    cluster: Log, topology: Topology, names: Collection[str], host: Host = SYSTEM
+    cluster: Log,
+    topology: Topology,
+    names: Collection[str],
+    host: Host = SYSTEM,
 ) -> None:
     """Check that no other application has internal topics of this one. `names`: the
     topics of the cluster.
@@ -60,7 +63,10 @@ def check_unclaimed(
 
 
 def claims_on(
-    cluster: Log, topology: Topology, names: Collection[str], host: Host = SYSTEM
+    cluster: Log,
+    topology: Topology,
+    names: Collection[str],
+    host: Host = SYSTEM,
 ) -> dict[str, str]:
     """Return the internal topics of a topology that another application has, with its
     id.
@@ -119,7 +125,9 @@ def claims(
 
 
 def _others(
-    application: str, topics: Collection[str], names: Collection[str]
+    application: str,
+    topics: Collection[str],
+    names: Collection[str],
 ) -> list[str]:
     """Return the other ids that the names of these topics begin with, and of which the
     cluster has a record.
@@ -133,7 +141,11 @@ def _others(
     )
 
 
-def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
+def _record(
+    cluster: Log,
+    topic: str,
+    host: Host,
+) -> bytes | None:
     """Return the last record of a topic with the key of a version; None: it has none."""
     at = TopicPartition(topic, 0)
     start = max(cluster.start_offset(at), cluster.end_offset(at) - _LAST)

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def resolve_at_start(
-    cluster: Log, built: Topology, config: Config, version: LastVersion
+    cluster: Log,
+    built: Topology,
+    config: Config,
+    version: LastVersion,
 ) -> ResolvedTopology:
     """Return the topology of an application that begins to run. `version`: the last one
     that had tasks.
@@ -86,7 +89,11 @@ def check_topics(
     return facts
 
 
-def create_missing(cluster: Log, facts: Facts, check: Check | None = None) -> None:
+def create_missing(
+    cluster: Log,
+    facts: Facts,
+    check: Check | None = None,
+) -> None:
     """Create the internal topics that do not exist yet, and register the schemas of
     what is written. `check`: asked before each topic is created.
 

@@ -20,7 +20,12 @@ from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.topology.errors import ConfigError, LogError, SerdeError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk
-from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
+from coopstreams.topology.graph.nodes import (
+    DynamicSink,
+    Sink,
+    Source,
+    Structure,
+)
 from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.schemas import (
     IN_MEMORY,
@@ -175,7 +180,11 @@ def check_schemas(topology: Structure, config: Config) -> None:
             ) from error
 
 
-def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
+def _check(
+    use: SchemaUse,
+    subject: str,
+    registry: SchemaRegistry,
+) -> None:
     latest = registry.latest(subject)
     if use.part == "key":
         if (
@@ -196,7 +205,11 @@ def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
         )
 
 
-def _pin(use: SchemaUse, subject: str, _: SchemaRegistry) -> None:
+def _pin(
+    use: SchemaUse,
+    subject: str,
+    _: SchemaRegistry,
+) -> None:
     if use.part == "key" or use.written:
         use.codec.pin(subject)
 
@@ -207,7 +220,9 @@ def _codecs(whole: Serde[Any]) -> list[Codec]:
 
 @contextmanager
 def _bound(
-    uses: list[SchemaUse], registry: SchemaRegistry, strategy: str
+    uses: list[SchemaUse],
+    registry: SchemaRegistry,
+    strategy: str,
 ) -> Iterator[None]:
     with ExitStack() as bound:
         for codec in dict.fromkeys(use.codec for use in uses):

@@ -121,7 +121,12 @@ class Access:
             )
         raise unauthorized("the application does not know this token")
 
-    def allows(self, role: Role, authorization: str | None, host: str | None) -> bool:
+    def allows(
+        self,
+        role: Role,
+        authorization: str | None,
+        host: str | None,
+    ) -> bool:
         """Whether a request with these headers has the role."""
         try:
             self.check(role, authorization, host)

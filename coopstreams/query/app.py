@@ -85,7 +85,11 @@ class QueryApp:
     """The routes of one instance."""
 
     def __init__(
-        self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access
+        self,
+        backend: Backend,
+        metrics: Metrics,
+        limits: RequestLimits,
+        access: Access,
     ) -> None:
         self.gate = Gate(backend, metrics, limits, access)
         self.budget = CpuBudget(limits.cpu_share, backend.busy)
@@ -196,7 +200,8 @@ class QueryApp:
         if _forwarded(request):
             query = unpacked(_parameters(request, "query").text("query"))
             return _Answer(
-                await self._service.packed_part(store, query), media_type=PACKED
+                await self._service.packed_part(store, query),
+                media_type=PACKED,
             )
         parameters = _parameters(request, *RANGE_PARAMETERS)
         asked = self._asked(request, parameters)
@@ -217,7 +222,8 @@ class QueryApp:
         query = await self._service.read(lambda: range_query(store, parameters, a_page))
         first = await self._service.page(store, query, asked)
         return StreamingResponse(
-            self._lines(store, query, first, total, asked), media_type=NDJSON
+            self._lines(store, query, first, total, asked),
+            media_type=NDJSON,
         )
 
     async def _lines(
@@ -264,7 +270,8 @@ class QueryApp:
         _parameters(request)
         return _json(
             await self._service.key_metadata(
-                self._store(request), path_piece(_raw_path(request), 4)
+                self._store(request),
+                path_piece(_raw_path(request), 4),
             )
         )
 
@@ -304,7 +311,9 @@ class QueryApp:
         well = health.live and (what == "live" or health.ready)
         headers = request.headers
         if not self.gate.access.allows(
-            "operate", headers.get("authorization"), headers.get("host")
+            "operate",
+            headers.get("authorization"),
+            headers.get("host"),
         ):
             told = (
                 msgspec.structs.replace(reason, message=WITHHELD)
@@ -353,7 +362,10 @@ class QueryApp:
         return endpoint
 
     async def _admitted(
-        self, request: Request, role: Role | None, answer: Answer
+        self,
+        request: Request,
+        role: Role | None,
+        answer: Answer,
     ) -> Response:
         """Return the answer to a request, if it may have one."""
         self.gate.access.check(
@@ -364,7 +376,9 @@ class QueryApp:
         )
         if _forwarded(request):
             check_hop(
-                request.headers, self._backend.placement(), self._backend.application
+                request.headers,
+                self._backend.placement(),
+                self._backend.application,
             )
         async with asyncio.timeout(self._limits.request_s):
             if role == "read":  # status and health are answered in any case
@@ -376,7 +390,9 @@ class QueryApp:
         refusal = unknown_path(f"{request.method} {request.url.path}")
         if error.status_code != refusal.status:
             refusal = QueryError(
-                "METHOD_NOT_ALLOWED", str(refusal), status=error.status_code
+                "METHOD_NOT_ALLOWED",
+                str(refusal),
+                status=error.status_code,
             )
         response = _failure(refusal)
         response.headers.update(error.headers or {})  # `Allow`
@@ -406,7 +422,12 @@ class MountedApp:
             finally:
                 self._routes = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             raise ValueError(
@@ -448,7 +469,12 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
 class _Answer(Response):
     """A response that is sent piece by piece."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 the names in Starlette
+    async def __call__(
+        self,
+        scope: Scope,  # noqa: ARG002 the names in Starlette
+        receive: Receive,  # noqa: ARG002 likewise
+        send: Send,
+    ) -> None:
         await send(
             {
                 "type": "http.response.start",

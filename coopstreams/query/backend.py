@@ -86,7 +86,11 @@ class Peer:
 
 
 def peer_of(
-    id_: str, announced: str | None, tasks: tuple[TaskId, ...], *, https: bool
+    id_: str,
+    announced: str | None,
+    tasks: tuple[TaskId, ...],
+    *,
+    https: bool,
 ) -> Peer:
     """Return a member; without its address if it may not be asked there, and with the
     reason.
@@ -238,7 +242,12 @@ class Backend(Protocol):
         """
         ...
 
-    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
+    def view(
+        self,
+        store: str,
+        partition: int,
+        hash_: int,
+    ) -> OpenView | NotOpen:
         """Return an open view of the local task that owns this key hash of a store, or
         why there is none.
         """

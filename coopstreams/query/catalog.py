@@ -52,12 +52,21 @@ def stores_of(
     for table in topology.global_tables:
         spec = table.store
         found[spec.name] = StoreInfo(
-            spec.name, "global", None, partitions[table.topic], spec.key, spec.value
+            spec.name,
+            "global",
+            None,
+            partitions[table.topic],
+            spec.key,
+            spec.value,
         )
     return found
 
 
-def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreInfo:
+def _store(
+    subtopology: SubTopology,
+    spec: StoreSpec,
+    partitions: int,
+) -> StoreInfo:
     if spec.history_ms is not None:
         assert isinstance(spec.value, Histories)
         history = History(_topics_of(subtopology, spec.name), spec.history_ms)

@@ -18,7 +18,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Sequence,
+)
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -66,7 +71,10 @@ class _Client:
         verify = tls or (trusting_the_system() if url.startswith("https:") else False)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._connect(
-            trust_env=False, timeout=timeout_s, headers=headers, verify=verify
+            trust_env=False,
+            timeout=timeout_s,
+            headers=headers,
+            verify=verify,
         )
 
     def _connect(self, **options: Any) -> None:
@@ -125,7 +133,11 @@ class QueryClient(_Client):
         )
 
     def versions(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
     ) -> list[VersionFound]:
         """Return the versions of a key valid at some moment of start_ms..end_ms, both
         inclusive, ascending.
@@ -138,7 +150,12 @@ class QueryClient(_Client):
         """
         return self._do(self._requests.versions(store, key, start_ms, end_ms))
 
-    def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
+    def as_of(
+        self,
+        store: str,
+        key: Any,
+        moment_ms: int,
+    ) -> VersionFound | None:
         """Return the version of a key that was valid at a moment, None if there was
         none.
 
@@ -271,14 +288,23 @@ class AsyncQueryClient(_Client):
         )
 
     async def versions(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
     ) -> list[VersionFound]:
         """Return the versions of a key valid at some moment of start_ms..end_ms, both
         inclusive, ascending.
         """
         return await self._do(self._requests.versions(store, key, start_ms, end_ms))
 
-    async def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
+    async def as_of(
+        self,
+        store: str,
+        key: Any,
+        moment_ms: int,
+    ) -> VersionFound | None:
         """Return the version of a key that was valid at a moment, None if there was
         none.
         """

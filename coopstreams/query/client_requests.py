@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -22,7 +27,12 @@ from urllib.parse import quote, urlencode
 import httpx
 import orjson
 
-from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
+from coopstreams.query.paths import (
+    key_batches,
+    keys_path,
+    path_text,
+    store_path,
+)
 from coopstreams.query.problems import bad_request, error_of, moving
 from coopstreams.topology.errors import QueryError
 
@@ -148,7 +158,10 @@ class Requests:
     """
 
     def __init__(
-        self, url: str, deadline_s: float, on_wait: Callable[[QueryError], None] | None
+        self,
+        url: str,
+        deadline_s: float,
+        on_wait: Callable[[QueryError], None] | None,
     ) -> None:
         self._url = url.rstrip("/")
         self._deadline_s = deadline_s
@@ -187,7 +200,13 @@ class Requests:
         return found
 
     def timed(
-        self, what: str, store: str, key: Any, start_ms: int, end_ms: int, limit: int
+        self,
+        what: str,
+        store: str,
+        key: Any,
+        start_ms: int,
+        end_ms: int,
+        limit: int,
     ) -> Steps[list[WindowFound]]:
         """Return the `windows` or `sessions` of a key; large ones come in several
         answers.
@@ -211,7 +230,11 @@ class Requests:
             ) + 1
 
     def versions(
-        self, store: str, key: Any, start_ms: int, end_ms: int
+        self,
+        store: str,
+        key: Any,
+        start_ms: int,
+        end_ms: int,
     ) -> Steps[list[VersionFound]]:
         """Return the versions of a key; many come in several answers."""
         path = yield from self._key_path(store, "versions", key)
@@ -226,7 +249,12 @@ class Requests:
                 return found
             start_ms = max(answer["known_since"], found[-1].until or 0 if found else 0)
 
-    def as_of(self, store: str, key: Any, moment_ms: int) -> Steps[VersionFound | None]:
+    def as_of(
+        self,
+        store: str,
+        key: Any,
+        moment_ms: int,
+    ) -> Steps[VersionFound | None]:
         """Return the version of a key at a moment."""
         versions = yield from self.versions(store, key, moment_ms, moment_ms)
         return versions[0] if versions else None
@@ -250,7 +278,8 @@ class Requests:
         asked = {"limit": str(page), **dict(zip(bounds, texts, strict=True))}
         return (
             yield from self.page(
-                store, {**asked, "reverse": "true"} if reverse else asked
+                store,
+                {**asked, "reverse": "true"} if reverse else asked,
             )
         )
 
@@ -268,12 +297,18 @@ class Requests:
             )
             entries.append(
                 EntryFound(
-                    key, value, timestamp, partition, where, entry.get("key_error")
+                    key,
+                    value,
+                    timestamp,
+                    partition,
+                    where,
+                    entry.get("key_error"),
                 )
             )
         cursor = answer["cursor"]
         return RangePage(
-            entries, None if cursor is None else {**asked, "cursor": cursor}
+            entries,
+            None if cursor is None else {**asked, "cursor": cursor},
         )
 
     def stores(self) -> Steps[list[dict[str, Any]]]:
@@ -325,7 +360,8 @@ class Requests:
                 "answered."
             )
             if self._url.startswith("https:") and isinstance(
-                response, httpx.ReadError | httpx.RemoteProtocolError
+                response,
+                httpx.ReadError | httpx.RemoteProtocolError,
             ):
                 cure += " With http.ssl.client.auth=required it disconnects clients that show no certificate it trusts."
             raise moving(
@@ -333,7 +369,8 @@ class Requests:
             ) from response
         if isinstance(response, httpx.InvalidURL):
             raise bad_request(
-                "BAD_PARAMETER", f"the address of this request cannot be: {response}"
+                "BAD_PARAMETER",
+                f"the address of this request cannot be: {response}",
             ) from response
         assert response is not None
         if response.status_code != httpx.codes.OK:
@@ -344,7 +381,12 @@ class Requests:
             raise error_of(response.status_code, response.content) from error
         return answer
 
-    def _key_path(self, store: str, what: str, key: Any) -> Steps[str]:
+    def _key_path(
+        self,
+        store: str,
+        what: str,
+        key: Any,
+    ) -> Steps[str]:
         [text] = yield from self._texts(store, [key])
         return store_path(store, f"{what}/{path_text(text)}")
 

@@ -100,7 +100,11 @@ def show_key(key: Serde[Any], data: bytes) -> Any:
     )
 
 
-def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
+def show_value(
+    value: Serde[Any],
+    data: bytes,
+    where: str,
+) -> Any:
     """Return a value for JSON; `where` names its key in the error.
 
     Raises:
@@ -138,11 +142,16 @@ def to_json(value: Any, where: str) -> bytes:
         return orjson.dumps(value, _builtins, _OPTIONS)
     except TypeError as error:
         raise unreadable(
-            f"{where} has no form in JSON: {error.__cause__ or error}", error
+            f"{where} has no form in JSON: {error.__cause__ or error}",
+            error,
         ) from error
 
 
-def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
+def shown(
+    store: StoreInfo,
+    row: StoredRow,
+    partition: int,
+) -> bytes | None:
     """Return a row as JSON; None if the latest version of a versioned row is a
     deletion.
 
@@ -179,7 +188,11 @@ def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     return to_json(entry, where)
 
 
-def row_value(store: StoreInfo, data: bytes, where: str) -> tuple[Any] | None:
+def row_value(
+    store: StoreInfo,
+    data: bytes,
+    where: str,
+) -> tuple[Any] | None:
     """Return the value of a row for JSON, which may be null.
 
     Of a versioned store it is the latest version's; None if that is a deletion.
@@ -226,7 +239,11 @@ def _builtins(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def bad_key(key: Serde[Any], text: str, expected: str) -> QueryError:
+def bad_key(
+    key: Serde[Any],
+    text: str,
+    expected: str,
+) -> QueryError:
     """Return the error for a text that is no key."""
     shown = text if len(text) <= 60 else text[:60] + "..."
     return bad_request("BAD_KEY", f'"{shown}" is no {key.name} key: give {expected}')
@@ -253,11 +270,16 @@ def _from_base64(text: str) -> bytes:
         )
     except (binascii.Error, ValueError) as error:
         raise bad_request(
-            "BAD_KEY", f"what follows base64: is no base64 text: {error}"
+            "BAD_KEY",
+            f"what follows base64: is no base64 text: {error}",
         ) from error
 
 
-def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
+def _canonical(
+    key: Serde[Any],
+    data: bytes,
+    text: str,
+) -> bytes:
     try:
         if isinstance(key, SchemaSerde) and not text.startswith(BASE64):
             return key.serialize(key.read_json(data))
@@ -265,7 +287,8 @@ def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
     except SerdeError as error:
         if registry_is_away(error):
             raise unreadable(
-                f'the key "{text}" cannot be read: {error}', error
+                f'the key "{text}" cannot be read: {error}',
+                error,
             ) from error
         reason = shortened(str(error.__cause__ or error))
         raise bad_key(
@@ -275,10 +298,16 @@ def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
         ) from error
 
 
-def _serialised(key: Serde[Any], value: Any, text: str) -> bytes:
+def _serialised(
+    key: Serde[Any],
+    value: Any,
+    text: str,
+) -> bytes:
     try:
         return key.serialize(value)
     except SerdeError as error:
         raise bad_key(
-            key, text, f"one that fits: {error.__cause__ or error}"
+            key,
+            text,
+            f"one that fits: {error.__cause__ or error}",
         ) from error

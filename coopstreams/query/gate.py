@@ -26,7 +26,11 @@ class Gate:
     """The rules of one instance for all requests."""
 
     def __init__(
-        self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access
+        self,
+        backend: Backend,
+        metrics: Metrics,
+        limits: RequestLimits,
+        access: Access,
     ) -> None:
         self.backend = backend
         self.metrics = metrics

@@ -71,7 +71,10 @@ class Hosts:
 
 
 def named(
-    announced: str, allowed: Iterable[str], machine: str, search: Sequence[str]
+    announced: str,
+    allowed: Iterable[str],
+    machine: str,
+    search: Sequence[str],
 ) -> Hosts | None:
     """Return the names of an instance with these names; `search`: the search domains of
     its machine.

@@ -15,7 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain, takewhile
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    TypeAlias,
+)
 
 from coopstreams.query.backend import (
     Backend,
@@ -35,7 +40,13 @@ from coopstreams.query.formats import (
     to_json,
     window_of,
 )
-from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
+from coopstreams.query.pages import (
+    Cover,
+    Entry,
+    PartialPage,
+    Query,
+    in_order,
+)
 from coopstreams.query.parameters import KeyQuery, Times
 from coopstreams.query.problems import (
     forgotten,
@@ -198,7 +209,12 @@ class Views:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _kind: object, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self,
+        _kind: object,
+        error: BaseException | None,
+        _: object,
+    ) -> None:
         """Close the views.
 
         Raises:
@@ -212,7 +228,10 @@ class Views:
 
 
 def key_rows(
-    backend: Backend, views: Views, store: StoreInfo, wanted: Iterable[Lookup]
+    backend: Backend,
+    views: Views,
+    store: StoreInfo,
+    wanted: Iterable[Lookup],
 ) -> list[KeyRow]:
     """Return the rows of keys that this instance owns.
 
@@ -299,7 +318,8 @@ class LocalReader:
         with Views(self._backend) as views:
             view, about = views.of(store, wanted.at)
             found, more = _first(
-                rows_of(view.store, wanted.key, *query.times), query.limit
+                rows_of(view.store, wanted.key, *query.times),
+                query.limit,
             )
         where = _where(store, wanted.text)
         shown = [
@@ -334,7 +354,8 @@ class LocalReader:
 
         def known_since(view: OpenView) -> int:
             return max(
-                0, max(map(view.stream_time, history.topics)) - history.history_ms
+                0,
+                max(map(view.stream_time, history.topics)) - history.history_ms,
             )
 
         where = _where(store, wanted.text)
@@ -348,7 +369,8 @@ class LocalReader:
                 # between could shorten the history, and the answer would seem complete.
                 oldest = known_since(view)
                 if answered >= min(
-                    oldest, last
+                    oldest,
+                    last,
                 ):  # else a commit meanwhile has made all that was read forgotten
                     break
         held = versions_within(found, first, answered, oldest)
@@ -370,7 +392,12 @@ class LocalReader:
         }
         return to_json(told | about, where)
 
-    def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
+    def part(
+        self,
+        store: StoreInfo,
+        query: Query,
+        timeout_s: float,
+    ) -> PartialPage:
         """Return this instance's part of a range query: the first `limit` entries of
         all its open ranges.
 
@@ -418,7 +445,10 @@ class LocalReader:
 
 
 def instance_to_ask(
-    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked
+    placement: Placement,
+    store: StoreInfo,
+    at: KeyLocation,
+    asked: Asked,
 ) -> Peer | None:
     """Return the instance that is to be asked for a key; None: it is read here.
 
@@ -443,7 +473,9 @@ def _shown(key_range: KeyRange) -> str:
 
 
 def _scan(
-    view: OpenView, store: StoreInfo, query: Query
+    view: OpenView,
+    store: StoreInfo,
+    query: Query,
 ) -> Iterator[tuple[bytes, int, StoredRow]]:
     partition = view.task.partition
     return (
@@ -453,7 +485,8 @@ def _scan(
 
 
 def _first(
-    rows: Iterable[tuple[int, StoredRow]], limit: int
+    rows: Iterable[tuple[int, StoredRow]],
+    limit: int,
 ) -> tuple[list[StoredRow], bool]:
     """Return the first `limit` rows, or fewer if they are large, and whether there are
     more.
@@ -473,7 +506,10 @@ def _first(
 
 
 def _collected(
-    store: StoreInfo, query: Query, timeout_s: float, found: _Rows
+    store: StoreInfo,
+    query: Query,
+    timeout_s: float,
+    found: _Rows,
 ) -> PartialPage:
     """Return the first `limit` entries of these rows, or fewer if they are large, as a
     part that covers nothing yet.
@@ -498,7 +534,11 @@ def _collected(
 
 
 def _versions(
-    view: OpenView, key: bytes, times: Times, limit: int, where: str
+    view: OpenView,
+    key: bytes,
+    times: Times,
+    limit: int,
+    where: str,
 ) -> tuple[list[Version], int]:
     """Return the versions of a row that may have been valid within `times`, the next
     one and the latest, oldest first; and the last moment for which they are all: an
@@ -525,7 +565,8 @@ def _versions(
     many = 0
     size = 0
     for since, value in chain(
-        takewhile(lambda one: one[0] < latest[0][0], past), latest
+        takewhile(lambda one: one[0] < latest[0][0], past),
+        latest,
     ):
         if since in found:
             # at-least-once, after such a crash, until its records are repeated

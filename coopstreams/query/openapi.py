@@ -103,7 +103,11 @@ def _paths(limits: RequestLimits) -> Schema:
     )
     return {
         "/v1/stores": _get(
-            "stores", "All stores of the topology", "Stores", local, brief
+            "stores",
+            "All stores of the topology",
+            "Stores",
+            local,
+            brief,
         ),
         "/v1/stores/{store}/keys/{key}": _get(
             "key",
@@ -124,7 +128,11 @@ def _paths(limits: RequestLimits) -> Schema:
             "Metadata",
         ),
         "/v1/metadata/{store}/{key}": _get(
-            "keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key
+            "keyMetadata",
+            "Where a key lies and who owns it",
+            "KeyMetadata",
+            store,
+            key,
         ),
         "/v1/status": _status_path(limits, local),
         "/v1/topology": _get(
@@ -138,7 +146,8 @@ def _paths(limits: RequestLimits) -> Schema:
         ),
         "/v1/resume": _change("resume", "Process again in this instance"),
         "/health/live": _health(
-            "live", "Whether the instance does its work, or waits for good reason"
+            "live",
+            "Whether the instance does its work, or waits for good reason",
         ),
         "/health/ready": _health(
             "ready",
@@ -175,7 +184,12 @@ def _status_path(limits: RequestLimits, local: Schema) -> Schema:
     return operation
 
 
-def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
+def _timed(
+    store: Schema,
+    key: Schema,
+    limit: Schema,
+    local: Schema,
+) -> Schema:
     first = _query("from", _MOMENT, "The first moment, inclusive.")
     last = _query("to", _MOMENT, "The last moment, inclusive.")
     windows = "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
@@ -229,7 +243,11 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
     }
 
 
-def _keys(limits: RequestLimits, store: Schema, local: Schema) -> Schema:
+def _keys(
+    limits: RequestLimits,
+    store: Schema,
+    local: Schema,
+) -> Schema:
     operation = _get(
         "keys",
         f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is moving",
@@ -250,7 +268,11 @@ def _keys(limits: RequestLimits, store: Schema, local: Schema) -> Schema:
     return operation
 
 
-def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
+def _range(
+    store: Schema,
+    limit: Schema,
+    local: Schema,
+) -> Schema:
     operation = _get(
         "range",
         "Entries of all ranges of all instances, in the order of the bytes of the serialised keys. With `Accept: "
@@ -419,7 +441,8 @@ def _described_types() -> Schema:
     """Return the schemas of the answers about stores, instances and tasks."""
     answers = (Stores, Metadata, KeyMetadata, Status, Health, Paused, Drawing)
     _, schemas = msgspec.json.schema_components(
-        answers, ref_template="#/components/schemas/{name}"
+        answers,
+        ref_template="#/components/schemas/{name}",
     )
     # Defaults are values of Python until they are written as JSON.
     plain: Schema = msgspec.json.decode(msgspec.json.encode(schemas))
@@ -462,7 +485,11 @@ def _ref(schema: str) -> Schema:
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
-def _answer(says: str, schema: Schema, media_type: str = "application/json") -> Schema:
+def _answer(
+    says: str,
+    schema: Schema,
+    media_type: str = "application/json",
+) -> Schema:
     return {"description": says, "content": {media_type: {"schema": schema}}}
 
 
@@ -480,7 +507,13 @@ def _path(name: str, says: str) -> Schema:
     }
 
 
-def _query(name: str, schema: Schema, says: str, *, required: bool = False) -> Schema:
+def _query(
+    name: str,
+    schema: Schema,
+    says: str,
+    *,
+    required: bool = False,
+) -> Schema:
     return {
         "name": name,
         "in": "query",

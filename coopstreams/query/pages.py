@@ -115,7 +115,9 @@ def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
 
 
 def _until(
-    entries: Iterator[Entry], ends: Sequence[tuple[bytes, int]], reverse: bool
+    entries: Iterator[Entry],
+    ends: Sequence[tuple[bytes, int]],
+    reverse: bool,
 ) -> Iterator[Entry]:
     """Return the entries up to the first of these ends, itself included."""
     if not ends:
@@ -128,7 +130,8 @@ def _until(
 
 
 def in_order(
-    streams: Iterable[Iterable[tuple[bytes, int, T]]], reverse: bool
+    streams: Iterable[Iterable[tuple[bytes, int, T]]],
+    reverse: bool,
 ) -> Iterator[tuple[bytes, int, T]]:
     """Return (stored key, partition, value) of ordered streams in order, lazily."""
     return iter(merge(*streams, key=_order, reverse=reverse))

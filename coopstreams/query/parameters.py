@@ -105,13 +105,18 @@ class Parameters:
     """
 
     def __init__(
-        self, query_string: bytes, known: Sequence[str], many: str | None = None
+        self,
+        query_string: bytes,
+        known: Sequence[str],
+        many: str | None = None,
     ) -> None:
         self.many: list[str] = []
         self._values: dict[str, str] = {}
         try:
             pairs = parse_qsl(
-                query_string.decode("ascii"), keep_blank_values=True, errors="strict"
+                query_string.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
             )
         except (UnicodeDecodeError, ValueError) as error:
             raise bad_request(
@@ -138,11 +143,18 @@ class Parameters:
         value = self._values.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(
-                "BAD_PARAMETER", f'{name}={value}: give "true" or "false"'
+                "BAD_PARAMETER",
+                f'{name}={value}: give "true" or "false"',
             )
         return value == "true"
 
-    def number(self, name: str, default: int, low: int, high: int) -> int:
+    def number(
+        self,
+        name: str,
+        default: int,
+        low: int,
+        high: int,
+    ) -> int:
         """Return a whole number between two bounds, both inclusive."""
         text = self._values.get(name)
         if text is None:
@@ -218,7 +230,12 @@ def key_query(
     return KeyQuery(what, store, texts, asked, times=times, limit=limit)
 
 
-def keys_query(store: StoreInfo, query: bytes, *, forwarded: bool) -> KeyQuery:
+def keys_query(
+    store: StoreInfo,
+    query: bytes,
+    *,
+    forwarded: bool,
+) -> KeyQuery:
     """Return the query of a request for several keys.
 
     Raises:
@@ -260,7 +277,11 @@ def how_asked(parameters: Parameters, *, forwarded: bool) -> Asked:
     return "local" if parameters.flag("local") else "any"
 
 
-def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
+def range_query(
+    store: StoreInfo,
+    parameters: Parameters,
+    limit: int,
+) -> Query:
     """Return the query of a range request.
 
     Raises:
@@ -290,7 +311,8 @@ def unpacked(text: str | None) -> Query:
         return QUERIES.decode(bytes.fromhex(text or ""))
     except (ValueError, msgspec.MsgspecError) as error:
         raise bad_request(
-            "BAD_PARAMETER", f"a forwarded range request without its query: {error}"
+            "BAD_PARAMETER",
+            f"a forwarded range request without its query: {error}",
         ) from error
 
 
@@ -314,5 +336,8 @@ def times_of(parameters: Parameters) -> Times:
 def limit_of(parameters: Parameters, limits: RequestLimits) -> int:
     """Return the limit of entries."""
     return parameters.number(
-        "limit", min(limits.entries, limits.max_entries), 1, limits.max_entries
+        "limit",
+        min(limits.entries, limits.max_entries),
+        1,
+        limits.max_entries,
     )

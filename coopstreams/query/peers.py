@@ -18,7 +18,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Generic, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    TypeVar,
+)
 from weakref import WeakValueDictionary
 
 import httpx
@@ -68,7 +73,12 @@ class Expected(Generic[T]):
 class Peers:
     """The other instances of the application. Used on the server's event loop."""
 
-    def __init__(self, backend: Backend, access: Access, connect_s: float) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        access: Access,
+        connect_s: float,
+    ) -> None:
         self._backend = backend
         self._access = access
         self._connect_s = connect_s
@@ -85,7 +95,11 @@ class Peers:
         """
 
     async def ask(
-        self, target: Peer, path: str, timeout_s: float, expected: Expected[T]
+        self,
+        target: Peer,
+        path: str,
+        timeout_s: float,
+        expected: Expected[T],
     ) -> T:
         """Return an instance's answer to `GET path`. The time is for its turn, then for
         each piece.
@@ -127,7 +141,11 @@ class Peers:
         raise refusal
 
     async def _response(
-        self, target: Peer, path: str, timeout_s: float, most: int
+        self,
+        target: Peer,
+        path: str,
+        timeout_s: float,
+        most: int,
     ) -> tuple[httpx.Response, bytes]:
         """Return a response and its body of at most so many bytes."""
         headers = {
@@ -139,7 +157,9 @@ class Peers:
             **self._access.headers(path.partition("?")[0]),
         }
         timeout = httpx.Timeout(
-            timeout_s, connect=min(self._connect_s, timeout_s), pool=None
+            timeout_s,
+            connect=min(self._connect_s, timeout_s),
+            pool=None,
         )
         line = self._lines.setdefault(target.id, asyncio.Semaphore(MOST_AT_ONCE))
         try:
@@ -147,7 +167,10 @@ class Peers:
                 await line.acquire()
             try:
                 async with self._client.stream(
-                    "GET", f"{target.url}{path}", headers=headers, timeout=timeout
+                    "GET",
+                    f"{target.url}{path}",
+                    headers=headers,
+                    timeout=timeout,
                 ) as response:
                     return response, await _bounded(response, target, most)
             finally:
@@ -158,7 +181,8 @@ class Peers:
             ) from error
         except httpx.InvalidURL as error:
             raise bad_request(
-                "BAD_PARAMETER", f"the request does not fit into a URL: {error}"
+                "BAD_PARAMETER",
+                f"the request does not fit into a URL: {error}",
             ) from error
         except httpx.RequestError as error:
             raise moving(
@@ -184,7 +208,11 @@ class Peers:
         await self._client.aclose()
 
 
-async def _bounded(response: httpx.Response, target: Peer, most: int) -> bytes:
+async def _bounded(
+    response: httpx.Response,
+    target: Peer,
+    most: int,
+) -> bytes:
     """Return the body of a response as it was sent.
 
     Raises:
@@ -208,7 +236,10 @@ async def _bounded(response: httpx.Response, target: Peer, most: int) -> bytes:
 
 
 def _read(
-    target: Peer, response: httpx.Response, body: bytes, expected: Expected[T]
+    target: Peer,
+    response: httpx.Response,
+    body: bytes,
+    expected: Expected[T],
 ) -> T:
     """Return the answer.
 
@@ -233,7 +264,9 @@ def unexpected(target: Peer, problem: str) -> QueryError:
 
 
 def check_hop(
-    headers: Mapping[str, str], placement: Placement, application: str
+    headers: Mapping[str, str],
+    placement: Placement,
+    application: str,
 ) -> None:
     """Check that a forwarded request is for this instance, which knows the sender's
     generation.
@@ -250,7 +283,8 @@ def check_hop(
         generation = int(headers.get(GENERATION, ""))
     except ValueError as error:
         raise bad_request(
-            "BAD_PARAMETER", f"header {GENERATION} must be a number"
+            "BAD_PARAMETER",
+            f"header {GENERATION} must be a number",
         ) from error
     if generation > placement.generation:
         raise moving(

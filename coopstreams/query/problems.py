@@ -42,7 +42,9 @@ def bad_request(code: str, message: str) -> QueryError:
 def unknown_path(message: str) -> QueryError:
     """Return the error for a path that there is not."""
     return QueryError(
-        "UNKNOWN_PATH", f"{message}: see /openapi.json for the paths", status=404
+        "UNKNOWN_PATH",
+        f"{message}: see /openapi.json for the paths",
+        status=404,
     )
 
 
@@ -56,7 +58,10 @@ def unknown_store(name: str, names: list[str]) -> QueryError:
 
 
 def key_not_found(
-    store: str, key: str, details: Mapping[str, Any], misplaced: Sequence[str] = ()
+    store: str,
+    key: str,
+    details: Mapping[str, Any],
+    misplaced: Sequence[str] = (),
 ) -> QueryError:
     """Return the owner's answer that it has no such key. `misplaced`: see `StoreInfo`."""
     message = f'store {store} has no key "{key}"{elsewhere(misplaced)}'
@@ -75,7 +80,12 @@ def elsewhere(misplaced: Sequence[str]) -> str:
     )
 
 
-def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:
+def forgotten(
+    store: str,
+    key: str,
+    last: int,
+    oldest: int,
+) -> QueryError:
     """Return the owner's answer that a time lies before the history that it keeps."""
     message = (
         f'store {store} does not know any more what "{key}" was at {last}: its history begins at {oldest}, and the row '
@@ -115,7 +125,11 @@ def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
 def timed_out(message: str) -> QueryError:
     """Return the error for an answer that took too long."""
     return QueryError(
-        "TIMED_OUT", message, status=504, retryable=True, retry_after_ms=RETRY_AFTER_MS
+        "TIMED_OUT",
+        message,
+        status=504,
+        retryable=True,
+        retry_after_ms=RETRY_AFTER_MS,
     )
 
 
@@ -204,7 +218,15 @@ def error_of(status: int, body: bytes) -> QueryError:
     )
 
 
-def _unavailable(code: str, message: str, retry_after_ms: int) -> QueryError:
+def _unavailable(
+    code: str,
+    message: str,
+    retry_after_ms: int,
+) -> QueryError:
     return QueryError(
-        code, message, status=503, retryable=True, retry_after_ms=retry_after_ms
+        code,
+        message,
+        status=503,
+        retryable=True,
+        retry_after_ms=retry_after_ms,
     )

@@ -74,7 +74,10 @@ def metadata(
 
 
 def key_metadata(
-    placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation
+    placement: Placement,
+    store: StoreInfo,
+    key: bytes,
+    at: KeyLocation,
 ) -> KeyMetadata:
     """Return the location and owner of a key."""
     owner = owner_of(placement, store, at)

@@ -17,9 +17,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coopstreams.query.backend import Owner, Peer, Placement, StoreInfo
+from coopstreams.query.backend import (
+    Owner,
+    Peer,
+    Placement,
+    StoreInfo,
+)
 from coopstreams.topology.errors import AssignmentError
-from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partition_of
+from coopstreams.topology.keys import (
+    KeyRange,
+    check_tiling,
+    key_hash,
+    partition_of,
+)
 from coopstreams.topology.task_id import TaskId
 
 Asked: TypeAlias = Literal["any", "local", "forwarded"]
@@ -78,7 +88,11 @@ def locate(store: StoreInfo, key: bytes) -> KeyLocation:
     return KeyLocation(partition_of(key, store.partitions), key_hash(key))
 
 
-def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
+def owner_of(
+    placement: Placement,
+    store: StoreInfo,
+    at: KeyLocation,
+) -> Owner | None:
     """Return the owner of a key, or None if there is none or more than one."""
     claims = [
         owner
@@ -89,7 +103,10 @@ def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner |
 
 
 def route(
-    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any"
+    placement: Placement,
+    store: StoreInfo,
+    at: KeyLocation,
+    asked: Asked = "any",
 ) -> Route:
     """Return the route of a query by key."""
     owner = owner_of(placement, store, at)
@@ -128,7 +145,8 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
         for owner in _owners(placement, store, partition)
     ]
     missing = coverage_gap(
-        store, ((owner.task.partition, owner.task.key_range) for owner in owners)
+        store,
+        ((owner.task.partition, owner.task.key_range) for owner in owners),
     )
     if placement.waits:
         return Moving(
@@ -151,7 +169,8 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
 
 
 def coverage_gap(
-    store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]
+    store: StoreInfo,
+    ranges: Iterable[tuple[int, KeyRange]],
 ) -> str | None:
     """Return why these (partition, range) do not cover the store, each hash exactly
     once; None if they do.
@@ -171,7 +190,11 @@ def coverage_gap(
     return None
 
 
-def _owners(placement: Placement, store: StoreInfo, partition: int) -> Sequence[Owner]:
+def _owners(
+    placement: Placement,
+    store: StoreInfo,
+    partition: int,
+) -> Sequence[Owner]:
     return (
         ()
         if store.subtopology is None

@@ -29,7 +29,10 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 
 
 def rows(
-    view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query
+    view: KeyRangeView | GlobalView,
+    kind: Kind,
+    partition: int,
+    query: Query,
 ) -> Iterator[StoredRow]:
     """Return the rows of a view that a query asks for, lazily; the caller applies the
     limit.
@@ -43,7 +46,10 @@ def rows(
 
 
 def rows_of(
-    view: KeyRangeView, key: bytes, first: int, last: int
+    view: KeyRangeView,
+    key: bytes,
+    first: int,
+    last: int,
 ) -> Iterator[tuple[int, StoredRow]]:
     """Yield the windows of a key that start within first..last, or its sessions that
     overlap it, both inclusive.
@@ -55,7 +61,9 @@ def rows_of(
             yield (
                 window.start,
                 StoredRow(
-                    window_key(key, window.start), window.value, window.timestamp
+                    window_key(key, window.start),
+                    window.value,
+                    window.timestamp,
                 ),
             )
     else:
@@ -70,7 +78,9 @@ def plain_key(kind: Kind, stored: bytes) -> bytes:
 
 
 def _sought(
-    view: KeyRangeView | GlobalView, query: Query, last: bytes | None
+    view: KeyRangeView | GlobalView,
+    query: Query,
+    last: bytes | None,
 ) -> Iterator[StoredRow]:
     """Return the rows from the cursor on, including the cursor's own key, which another
     partition may have, too.
@@ -86,7 +96,11 @@ def _sought(
     return view.range(first, last, prefix=query.prefix, reverse=query.reverse)
 
 
-def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[StoredRow]:
+def _timed_rows(
+    view: KeyRangeView,
+    query: Query,
+    times: int,
+) -> Iterator[StoredRow]:
     if query.last is None:
         return (
             row
@@ -103,13 +117,18 @@ def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[Stored
         row for row in _sought(view, query, bound) if _within(query, row.key[:-times])
     )
     stragglers = sorted(
-        _stragglers(view, query, query.last, bound, latest), reverse=query.reverse
+        _stragglers(view, query, query.last, bound, latest),
+        reverse=query.reverse,
     )
     return chain(stragglers, most) if query.reverse else chain(most, stragglers)
 
 
 def _stragglers(
-    view: KeyRangeView, query: Query, last: bytes, bound: bytes, latest: bytes
+    view: KeyRangeView,
+    query: Query,
+    last: bytes,
+    bound: bytes,
+    latest: bytes,
 ) -> Iterator[StoredRow]:
     """Yield the rows above the bound whose keys are within it: those of keys that are a
     prefix of the last key.
@@ -118,7 +137,8 @@ def _stragglers(
         # A row of this key lies above the bound if its time does above what follows the
         # key: seldom, in a text never.
         if last[length : length + START_BYTES] <= latest and _within(
-            query, key := last[:length]
+            query,
+            key := last[:length],
         ):
             yield from (
                 row for _, row in rows_of(view, key, 0, _LATEST) if row.key > bound

@@ -14,7 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,9 +34,19 @@ from coopstreams.query import reports
 from coopstreams.query.backend import Backend, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, instance_to_ask
-from coopstreams.query.pages import Page, PartialPage, Query, page_of
+from coopstreams.query.pages import (
+    Page,
+    PartialPage,
+    Query,
+    page_of,
+)
 from coopstreams.query.parameters import KeyQuery, RequestLimits, What
-from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
+from coopstreams.query.paths import (
+    key_batches,
+    keys_path,
+    path_text,
+    store_path,
+)
 from coopstreams.query.peers import (
     PART,
     ROW,
@@ -78,7 +94,11 @@ class QueryService:
     """
 
     def __init__(
-        self, backend: Backend, peers: Peers, limits: RequestLimits, budget: CpuBudget
+        self,
+        backend: Backend,
+        peers: Peers,
+        limits: RequestLimits,
+        budget: CpuBudget,
     ) -> None:
         self.backend = backend
         self.limits = limits
@@ -108,11 +128,15 @@ class QueryService:
             owner = instance_to_ask(placement, store, wanted.at, query.asked)
             if owner is None:
                 return await self._run(
-                    self._gets, lambda: self._local.one(query, wanted)
+                    self._gets,
+                    lambda: self._local.one(query, wanted),
                 )
             path = f"{query.what}/{path_text(wanted.text)}{query.suffix}"
             return await self._peers.ask(
-                owner, store_path(store.name, path), self.limits.forward_s, ROW
+                owner,
+                store_path(store.name, path),
+                self.limits.forward_s,
+                ROW,
             )
 
         return await self._settled(attempt, query.asked)
@@ -160,7 +184,12 @@ class QueryService:
 
         return await self._settled(attempt, query.asked)
 
-    async def page(self, store: StoreInfo, query: Query, asked: Asked) -> Page:
+    async def page(
+        self,
+        store: StoreInfo,
+        query: Query,
+        asked: Asked,
+    ) -> Page:
         """Return a page of a range query over all ranges of all instances; with
         `local`, of this instance only.
         """
@@ -171,20 +200,25 @@ class QueryService:
             if isinstance(instances, Moving):
                 raise moving(instances.reason)
             path = store_path(
-                store.name, f"range?query={msgspec.msgpack.encode(query).hex()}"
+                store.name,
+                f"range?query={msgspec.msgpack.encode(query).hex()}",
             )
 
             async def part(instance: Peer) -> PartialPage:
                 if instance.id == placement.here:
                     return await self._part(store, query)
                 packed = await self._peers.ask(
-                    instance, path, self.limits.ask_part_s, PART
+                    instance,
+                    path,
+                    self.limits.ask_part_s,
+                    PART,
                 )
                 return await self._run(self._scans, lambda: _unpacked(instance, packed))
 
             parts = await _all_or_none([part(instance) for instance in instances])
             return await self._run(
-                self._scans, lambda: _put_together(store, query, parts)
+                self._scans,
+                lambda: _put_together(store, query, parts),
             )
 
         async def alone() -> Page:
@@ -213,7 +247,8 @@ class QueryService:
         """
         stores = dict(self.backend.stores())
         sizes = await self._settled(
-            lambda: self._run(self._scans, self._local.sizes), asked
+            lambda: self._run(self._scans, self._local.sizes),
+            asked,
         )
         unreachable = []
         if asked == "any":
@@ -228,7 +263,8 @@ class QueryService:
                     if name in stores:  # an instance of another version may have others
                         seen = {*stores[name].misplaced, *store.misplaced}
                         stores[name] = replace(
-                            stores[name], misplaced=tuple(sorted(seen))
+                            stores[name],
+                            misplaced=tuple(sorted(seen)),
                         )
         return msgspec.json.encode(reports.store_list(stores, sizes, unreachable))
 
@@ -268,7 +304,10 @@ class QueryService:
         """Return the JSON of instances, tasks and key ranges."""
         backend = self.backend
         told = reports.metadata(
-            backend.application, backend.placement(), backend.stores(), backend.status()
+            backend.application,
+            backend.placement(),
+            backend.stores(),
+            backend.status(),
         )
         return msgspec.json.encode(told)
 
@@ -317,31 +356,43 @@ class QueryService:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _ask_points(
-        self, store: StoreInfo, owner: Peer, texts: Sequence[str]
+        self,
+        store: StoreInfo,
+        owner: Peer,
+        texts: Sequence[str],
     ) -> list[bytes]:
         found: list[bytes] = []
         for batch in key_batches(texts):
             path = keys_path(store.name, batch)
             answer = await self._peers.ask(
-                owner, path, self.limits.forward_s, entries(len(batch))
+                owner,
+                path,
+                self.limits.forward_s,
+                entries(len(batch)),
             )
             found.extend(answer)
         return found
 
     async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
         return await self._run(
-            self._scans, lambda: self._local.part(store, query, self.limits.read_part_s)
+            self._scans,
+            lambda: self._local.part(store, query, self.limits.read_part_s),
         )
 
     async def _ask_all(
-        self, path: str, expected: Callable[[Peer], Expected[T]]
+        self,
+        path: str,
+        expected: Callable[[Peer], Expected[T]],
     ) -> list[tuple[Peer, T | QueryError]]:
         placement = self.backend.placement()
 
         async def ask(instance: Peer) -> tuple[Peer, T | QueryError]:
             try:
                 return instance, await self._peers.ask(
-                    instance, path, self.limits.forward_s, expected(instance)
+                    instance,
+                    path,
+                    self.limits.forward_s,
+                    expected(instance),
                 )
             except QueryError as error:
                 return instance, error
@@ -386,7 +437,11 @@ def _unpacked(instance: Peer, packed: bytes) -> PartialPage:
         raise unexpected(instance, str(error)) from error
 
 
-def _put_together(store: StoreInfo, query: Query, parts: Sequence[PartialPage]) -> Page:
+def _put_together(
+    store: StoreInfo,
+    query: Query,
+    parts: Sequence[PartialPage],
+) -> Page:
     """Return the page of these parts; slow if they are large.
 
     Raises:
@@ -426,7 +481,8 @@ def lookups(query: KeyQuery, most: int) -> list[Lookup]:
     expect(store, *_KINDS[query.what])
     if query.many and not 1 <= count <= most:
         raise bad_request(
-            "BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {count}"
+            "BAD_PARAMETER",
+            f"give 1 to {most} keys as ?key=a&key=b, not {count}",
         )
     keys = [parse_key(store.key, text) for text in query.texts]
     return [

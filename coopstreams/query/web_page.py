@@ -93,7 +93,10 @@ class StatusFeed:
     """Looks at the status while there are streams. Used on the server's event loop."""
 
     def __init__(
-        self, look: Callable[[], Awaitable[bytes]], every_s: float, most: int
+        self,
+        look: Callable[[], Awaitable[bytes]],
+        every_s: float,
+        most: int,
     ) -> None:
         self._look = look
         self._every_s = every_s
@@ -171,7 +174,11 @@ class _Stream(StreamingResponse):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool
+        self,
+        events: AsyncIterator[bytes],
+        ended: Callable[[], None],
+        *,
+        gzip: bool,
     ) -> None:
         super().__init__(_gzipped(events) if gzip else events, media_type=EVENTS)
         # A proxy must neither keep events nor collect them.
@@ -186,7 +193,12 @@ class _Stream(StreamingResponse):
             self.headers["content-encoding"] = "gzip"
         self._ended = ended
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -54,7 +54,12 @@ class ShareStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ShareMembers:
     """The share threads of an instance; empty without sub-topologies for them."""
 
-    def __init__(self, group: str, threads: Sequence[ShareThread], host: Host) -> None:
+    def __init__(
+        self,
+        group: str,
+        threads: Sequence[ShareThread],
+        host: Host,
+    ) -> None:
         self._group = group
         self._threads = threads
         self._host = host
@@ -105,7 +110,10 @@ class ShareMembers:
 
 
 def _status(
-    group: str, works: Sequence[WorkFigures], waits: str, held: Mapping[str, int]
+    group: str,
+    works: Sequence[WorkFigures],
+    waits: str,
+    held: Mapping[str, int],
 ) -> ShareStatus:
     """Return the state of a sub-topology, of which each thread does a part."""
     topics = works[0].topics

@@ -24,7 +24,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -211,7 +216,10 @@ class ShareThread:
             flushing=flushing,
             works=tuple(
                 WorkFigures(
-                    work.id.subtopology, work.topics, work.redelivered, Counts.of(work)
+                    work.id.subtopology,
+                    work.topics,
+                    work.redelivered,
+                    Counts.of(work),
                 )
                 for work in self.every
             ),
@@ -479,12 +487,15 @@ class ShareThread:
         self._writer.abort()
         if not error.retryable:
             hopeless = isinstance(error, DeliveryError) and not isinstance(
-                error, RefusedError
+                error,
+                RefusedError,
             )
             if self._in_vain.again(self._host.now()) or hopeless:
                 raise error
         log.warning(
-            "share thread %d: records are processed again: %s", self.number, error
+            "share thread %d: records are processed again: %s",
+            self.number,
+            error,
         )
         if isinstance(error, RefusedError):
             self._refusals.expect()

@@ -13,7 +13,12 @@ writer's flush comes before their acknowledgement.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -85,7 +90,11 @@ class SharedWork:
     """
 
     def __init__(
-        self, number: int, program: Program, writer: Writer, services: ShareServices
+        self,
+        number: int,
+        program: Program,
+        writer: Writer,
+        services: ShareServices,
     ) -> None:
         config = services.config
         self.id = TaskId(program.subtopology.id, number, WHOLE)
@@ -125,7 +134,8 @@ class SharedWork:
             services.global_tables,
             self._on_failure,
             ProgramServices(
-                clock=services.host.wall_ms, partitions=services.partitions
+                clock=services.host.wall_ms,
+                partitions=services.partitions,
             ),
             caching=False,
         )
@@ -150,7 +160,10 @@ class SharedWork:
         """Begin to take records. `tell`: see `DeliveryCalls`."""
         if self._program.ahead is not None:
             self.calls = DeliveryCalls(
-                self._program, self._program.ahead, tell, self._services.host
+                self._program,
+                self._program.ahead,
+                tell,
+                self._services.host,
             )
 
     def close(self) -> None:
@@ -183,7 +196,9 @@ class SharedWork:
             )
 
     def process(
-        self, source: TopicPartition, deliveries: Sequence[Delivery]
+        self,
+        source: TopicPartition,
+        deliveries: Sequence[Delivery],
     ) -> tuple[
         list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None
     ]:
@@ -236,7 +251,8 @@ class SharedWork:
                 self.program.results.give(call.node, delivery.record.offset, call)
         try:
             self.program.process(
-                source, columns_of(source, deliveries, self._extract(source))
+                source,
+                columns_of(source, deliveries, self._extract(source)),
             )
             if len(deliveries) == 1 and self._services.refusals.expected:
                 self._leave_out_refused(deliveries[0].record)
@@ -251,7 +267,8 @@ class SharedWork:
         self.processed += len(deliveries)
         first_ms = min(delivery.record.timestamp for delivery in deliveries)
         self._metrics.latency(
-            self.id.subtopology, max(0, self._services.host.wall_ms() - first_ms) / 1000
+            self.id.subtopology,
+            max(0, self._services.host.wall_ms() - first_ms) / 1000,
         )
 
     def _extract(self, source: TopicPartition) -> TimestampColumn | None:
@@ -263,7 +280,8 @@ class SharedWork:
         """
         for output in self.program.outputs.values():
             self._services.refusals.leave_out(
-                output, partial(self._refused, record, output.topic)
+                output,
+                partial(self._refused, record, output.topic),
             )
 
     def _refused(
@@ -289,13 +307,18 @@ class SharedWork:
         for failure, headers, topic in self._letters:
             timestamp = min(failure.timestamp, self._services.host.wall_ms())
             self._append(
-                topic, [failure.key], [failure.value], [timestamp], headers=[headers]
+                topic,
+                [failure.key],
+                [failure.value],
+                [timestamp],
+                headers=[headers],
             )
 
     def _on_failure(self, failure: Failure) -> None:
         task = TaskId(self.id.subtopology, failure.source.partition, WHOLE)
         self._handler(
-            task, count=lambda *counted: self._left_out.append((task, *counted))
+            task,
+            count=lambda *counted: self._left_out.append((task, *counted)),
         )(failure)
 
 
@@ -307,7 +330,11 @@ class DeliveryCalls:
     """
 
     def __init__(
-        self, program: Program, ahead: Program, tell: Callable[[], None], host: Host
+        self,
+        program: Program,
+        ahead: Program,
+        tell: Callable[[], None],
+        host: Host,
     ) -> None:
         """`tell` is called on another thread when calls have ended."""
         self._nodes = {
@@ -342,7 +369,10 @@ class DeliveryCalls:
         )
 
     def begin(
-        self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        deliveries: Sequence[Delivery],
     ) -> None:
         """Begin the calls of records of one partition; each has the number of its calls
         from now on.
@@ -357,7 +387,11 @@ class DeliveryCalls:
                 delivery = deliveries[row]
                 arguments = (key, value) if node.with_key else (value,)
                 call = DeliveryCall(
-                    node.function, arguments, delivery.record.key, name, delivery
+                    node.function,
+                    arguments,
+                    delivery.record.key,
+                    name,
+                    delivery,
                 )
                 delivery.calls.append(call)
                 of_nodes.setdefault(name, []).append(call)
@@ -367,7 +401,10 @@ class DeliveryCalls:
             self._lanes[name].begin(calls)
 
     def _read_ahead(
-        self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        deliveries: Sequence[Delivery],
     ) -> None:
         """Find the calls that records need; those that cannot be read now get calls
         that have failed.

@@ -16,9 +16,20 @@ Source: PostgreSQL 15, appendix A (error codes), INSERT (ON CONFLICT); psycopg 3
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+)
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -175,7 +186,8 @@ class PostgresSink:
             if keys:
                 put = f"INSERT INTO {{0}} ({listed}) SELECT {listed} FROM {{0}} ON CONFLICT ({listed}) DO NOTHING"
                 connection.execute(
-                    _over(f"EXPLAIN {put}", self.table), ()
+                    _over(f"EXPLAIN {put}", self.table),
+                    (),
                 )  # with values, %% in a name is one %
                 connection.execute(
                     _over("EXPLAIN DELETE FROM {0} WHERE false", self.table)
@@ -211,7 +223,10 @@ class PostgresSink:
         return {name: Jsonb if type_ == "jsonb" else Json for name, type_ in found}
 
     def _taken(
-        self, connection: Any, partition: SinkPartition, begin: int | None
+        self,
+        connection: Any,
+        partition: SinkPartition,
+        begin: int | None,
     ) -> Any:
         """Take over the position of a partition; make the table of the positions if it
         is not there.
@@ -226,7 +241,8 @@ class PostgresSink:
         try:
             if (
                 connection.execute(
-                    "SELECT to_regclass(%s)", (_quoted(self.positions),)
+                    "SELECT to_regclass(%s)",
+                    (_quoted(self.positions),),
                 ).fetchone()[0]
                 is None
             ):
@@ -234,7 +250,8 @@ class PostgresSink:
                 # are creating
                 with connection.transaction():
                     connection.execute(
-                        "SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,)
+                        "SELECT pg_advisory_xact_lock(hashtext(%s))",
+                        (self.positions,),
                     )
                     connection.execute(_over(_CREATE, self.positions))
             with connection.transaction():
@@ -340,7 +357,8 @@ class PostgresSession:
             raise FencedError(f"another process has taken over {self._partition}")
 
     def _write(
-        self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]
+        self,
+        wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]],
     ) -> None:
         """Write records in order; consecutive records with the same statement are
         written together.
@@ -371,7 +389,10 @@ class PostgresSession:
             raise refusal
 
     def _write_or_refuse(
-        self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]
+        self,
+        records: Sequence[SinkRecord],
+        on_refused: OnRefused,
+        refused: list[int],
     ) -> None:
         """Write the records that the server takes; find the others by bisection,
         because few are bad as a rule.

@@ -41,7 +41,11 @@ _VIEWS: Final = (Filter, MapValues, TableTableJoin, CogroupMerge)
 _TABLES: Final = (*_VIEWS, TableSource, Aggregate, TableAggregate)
 
 
-def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
+def holds_back(
+    topology: Topology,
+    round_: Round,
+    config: Config,
+) -> bool:
     """Whether the tables of a round forward the latest update of a row at a flush,
     instead of every update at once.
     """

@@ -74,7 +74,9 @@ class Differences:
 
 
 def differences(
-    found: Rows, right: Rows, counted: Differences
+    found: Rows,
+    right: Rows,
+    counted: Differences,
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield the changes that turn the found rows into the right ones: key, and row or
     None.
@@ -156,7 +158,10 @@ class Repair:
             closing(Database(Rocks(Path(folder)), specs)) as present,
         ):
             self._restore(
-                config, replace(rebuilt.task, key_range=key_range), specs, present
+                config,
+                replace(rebuilt.task, key_range=key_range),
+                specs,
+                present,
             )
             for spec in specs:
                 counted = Differences()
@@ -173,7 +178,8 @@ class Repair:
                     deque(changes, maxlen=0)
                 else:
                     changelog = TopicPartition(
-                        changelog_of(config, spec), rebuilt.task.partition
+                        changelog_of(config, spec),
+                        rebuilt.task.partition,
                     )
                     records = _records(spec, changes, expiry.oldest_ms, changelog.topic)
                     outbox.seed(Seeds(changelog, records))
@@ -182,7 +188,9 @@ class Repair:
         return result
 
     def export(
-        self, rebuilt: Rebuilt, writer: SnapshotWriter
+        self,
+        rebuilt: Rebuilt,
+        writer: SnapshotWriter,
     ) -> dict[str, list[Slice]]:
         """Return the state as slices of a snapshot, at the planned ends of the
         changelogs.
@@ -224,7 +232,10 @@ class Repair:
             restoring = Restores(cluster, partial(changelog_of, config))
             with closing(restoring):
                 restoring.add(
-                    task, [spec for spec in specs if spec.name in ends], present, ends
+                    task,
+                    [spec for spec in specs if spec.name in ends],
+                    present,
+                    ends,
                 )
                 finish(restoring, task, self.stores)
 

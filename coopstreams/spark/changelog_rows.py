@@ -40,13 +40,19 @@ def horizon_of(table: Table) -> int | None:
 
 
 def visible(
-    database: Database, spec: StoreSpec, key_range: KeyRange, horizon: int | None
+    database: Database,
+    spec: StoreSpec,
+    key_range: KeyRange,
+    horizon: int | None,
 ) -> Rows:
     """Yield the store keys of a range with their rows, in order, without those from
     before the horizon.
     """
     for key, row in database.scan(
-        spec.name, layout.groups_of(key_range).numbers, None, None
+        spec.name,
+        layout.groups_of(key_range).numbers,
+        None,
+        None,
     ):
         if horizon is None or layout.time_of(spec.kind, key) >= horizon:
             yield key, row
@@ -68,7 +74,12 @@ class Expiry:
     reached_ms: int = NO_STREAM_TIME
     """The latest stream time that the run has reached, as far as a task knows."""
 
-    def kept(self, spec: StoreSpec, rows: Rows, expired: Counter[str]) -> Rows:
+    def kept(
+        self,
+        spec: StoreSpec,
+        rows: Rows,
+        expired: Counter[str],
+    ) -> Rows:
         """Yield the rows that the changelog gets; the others are counted by store."""
         horizon = self._horizon(spec)
         for key, row in rows:
@@ -90,7 +101,11 @@ class Expiry:
 
 
 def record_of(
-    spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str
+    spec: StoreSpec,
+    key: bytes,
+    row: bytes,
+    oldest_ms: int,
+    changelog: str,
 ) -> tuple[bytes, bytes, int]:
     """Return key, value and timestamp of the changelog record of a row.
 

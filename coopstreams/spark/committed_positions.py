@@ -47,7 +47,9 @@ def check_stopped(config: Config) -> None:
 
 
 def committed(
-    config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]
+    config: Config,
+    cluster: KafkaLog,
+    places: Iterable[TopicPartition],
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
     """Return the committed segments of these partitions, over all hashes; uncommitted
     hashes are at the start.
@@ -90,7 +92,10 @@ def committed(
 
 
 def unread(
-    cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int
+    cluster: KafkaLog,
+    place: TopicPartition,
+    segments: Sequence[Segment],
+    end: int,
 ) -> int:
     """Return the number of uncommitted records below an end, without time marks.
 

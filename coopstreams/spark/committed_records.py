@@ -18,7 +18,12 @@ the partition (the key ranges have different ones).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -115,7 +120,9 @@ class Cut:
         """By slot, the time at which the task ends; None: before the first record."""
 
     def spans(
-        self, offsets: Sequence[int], ends: Iterable[int] = ()
+        self,
+        offsets: Sequence[int],
+        ends: Iterable[int] = (),
     ) -> Iterator[tuple[int, int]]:
         """Yield the half-open bounds of the next records, divided where a task ends,
         and at these `ends`.

@@ -14,7 +14,12 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +37,12 @@ from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
 from coopstreams.spark.changelog_repair import Repair
-from coopstreams.spark.history.arrow_rows import BEGIN, RESULTS, ROUTED, ddl
+from coopstreams.spark.history.arrow_rows import (
+    BEGIN,
+    RESULTS,
+    ROUTED,
+    ddl,
+)
 from coopstreams.spark.history.history import (
     FRAMES,
     History,
@@ -58,7 +68,12 @@ from coopstreams.spark.reached_times import Clocks
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.spark_task import TaskResult, TaskWork
-from coopstreams.spark.table_outputs import absolute, keep_rows, rows_of, stage_name
+from coopstreams.spark.table_outputs import (
+    absolute,
+    keep_rows,
+    rows_of,
+    stage_name,
+)
 from coopstreams.spark.topic_ids import check_resumable
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.spark.workers.stage_progress import ProgressWatcher, TaskProgress
@@ -114,7 +129,8 @@ class Backfilled:
             return {}
         internal = {topic for stage in self.plan.stages for topic, _ in stage.forwarded}
         written = sum(
-            (Counter(result.written) for result in self.results), Counter[str]()
+            (Counter(result.written) for result in self.results),
+            Counter[str](),
         )
         return {
             topic: count for topic, count in written.items() if topic not in internal
@@ -197,7 +213,12 @@ def named(plan: Plan, work: str) -> Iterator[None]:
 
 
 def taken_up(
-    topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False
+    topology: Topology,
+    config: Config,
+    work: str,
+    run: str,
+    *,
+    rebuild: bool = False,
 ) -> Plan:
     """Return the plan of a backfill, or of a rebuild from the source, that is resumed.
 
@@ -239,7 +260,8 @@ def carry_out(
     run = _Run(running, config, plan, histories, work, on_progress)
     try:
         with schemas_bound(
-            running, config
+            running,
+            config,
         ):  # as they are sent, the workers ask the same registry
             went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
         results = tuple(
@@ -310,7 +332,10 @@ class _Run:
         return results
 
     def _results(
-        self, spark: SparkSession, stage: Stage, name: str
+        self,
+        spark: SparkSession,
+        stage: Stage,
+        name: str,
     ) -> list[TaskResult]:
         rows = spark.read.parquet(f"{self.folder}/{name}")
         found = rows.where("result is not null").select("task", "result").collect()
@@ -365,14 +390,18 @@ class _Run:
         )
 
     def _folded(
-        self, spark: SparkSession, stage: Stage, reports: str | None
+        self,
+        spark: SparkSession,
+        stage: Stage,
+        reports: str | None,
     ) -> tuple[NativeWork, DataFrame] | None:
         """Return the tasks and rows of a stage that Spark SQL folded. None: it is left
         to Python.
         """
         aggregations = (
             translated(
-                self._topology.subtopologies[stage.subtopology], self._plan.outputs
+                self._topology.subtopologies[stage.subtopology],
+                self._plan.outputs,
             )
             if stage.native
             else ""
@@ -388,7 +417,10 @@ class _Run:
         )
         numbered = rows is not None or self._numbered(topic)
         folding = Folding(
-            stage, aggregations, numbered, f"{self.folder}/{stage_name(stage)}-native"
+            stage,
+            aggregations,
+            numbered,
+            f"{self.folder}/{stage_name(stage)}-native",
         )
         folded = folding.run(
             lambda ordered: rows or self._history(spark, topic, ordered=ordered)
@@ -396,7 +428,8 @@ class _Run:
         if folded is None:
             return None
         tasks = spark.createDataFrame(
-            [(task,) for task in range(stage.tasks)], "task int"
+            [(task,) for task in range(stage.tasks)],
+            "task int",
         )
         work = NativeWork(self._work(stage, reports), folding.folder, folded)
         return work, tasks.repartitionById(stage.tasks, "task")
@@ -405,7 +438,10 @@ class _Run:
         return topic in self._plan.cut and topic not in self._plan.tables
 
     def _routed(
-        self, spark: SparkSession, stage: Stage, reports: str | None
+        self,
+        spark: SparkSession,
+        stage: Stage,
+        reports: str | None,
     ) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in processing
         order.
@@ -441,7 +477,8 @@ class _Run:
             records = history.withColumn(
                 "headers",
                 F.coalesce(
-                    "headers", F.array().cast(history.schema["headers"].dataType)
+                    "headers",
+                    F.array().cast(history.schema["headers"].dataType),
                 ),
             )
             rows = rows.unionAll(
@@ -450,11 +487,17 @@ class _Run:
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
         return rows.repartitionById(stage.tasks, "task").sortWithinPartitions(
-            "time", "source", "offset"
+            "time",
+            "source",
+            "offset",
         )
 
     def _history(
-        self, spark: SparkSession, topic: str, *, ordered: bool = True
+        self,
+        spark: SparkSession,
+        topic: str,
+        *,
+        ordered: bool = True,
     ) -> DataFrame:
         partitions = self._plan.partitions[topic]
         history = self._histories.get(topic)

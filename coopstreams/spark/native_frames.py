@@ -19,13 +19,23 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import (
+    Column,
+    DataFrame,
+    Row,
+    Window,
+)
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.arrow_rows import ddl
@@ -37,7 +47,12 @@ from coopstreams.spark.native.sql_values import (
     numbers,
     with_tokens,
 )
-from coopstreams.spark.native.store_rows import FOLDED, KEPT, Folded, Keeping
+from coopstreams.spark.native.store_rows import (
+    FOLDED,
+    KEPT,
+    Folded,
+    Keeping,
+)
 from coopstreams.spark.native.translation import Aggregation
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.shipping import plain_function
@@ -79,7 +94,9 @@ class Folding:
         ):
             stores = {self.stage.stores.index(each.store) for each in late}
             told = [row for row in told if row["store"] not in stores] + self._told(
-                history, late, exact=True
+                history,
+                late,
+                exact=True,
             )
         if in_doubt := sum(row["doubts"] for row in told):
             log.warning(_GOES_ON, self.stage.subtopology, in_doubt)
@@ -107,13 +124,18 @@ class Folding:
     ) -> DataFrame:
         records = history(aggregation.ordered and not self.numbered)
         made = groups(
-            records, aggregation, self.stage, numbered=self.numbered, exact=exact
+            records,
+            aggregation,
+            self.stage,
+            numbered=self.numbered,
+            exact=exact,
         )
         if not aggregation.size_ms:
             made = made.repartitionById(self.stage.tasks, "task")
         keeping = Keeping(self.folder, self.stage.stores.index(aggregation.store))
         return made.sortWithinPartitions("place", "start").mapInArrow(
-            plain_function(keeping), ddl(KEPT)
+            plain_function(keeping),
+            ddl(KEPT),
         )
 
     def _has_late(self, aggregation: Aggregation, told: Sequence[Row]) -> bool:
@@ -154,7 +176,8 @@ def groups(
     # its task at once.
     records = (
         _windowed(records, aggregation, exact=exact).repartitionById(
-            stage.tasks, "task"
+            stage.tasks,
+            "task",
         )
         if aggregation.size_ms
         else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
@@ -187,7 +210,11 @@ def _spans(aggregation: Aggregation) -> list[Column]:
 
 
 def _records(
-    history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool
+    history: DataFrame,
+    aggregation: Aggregation,
+    stage: Stage,
+    *,
+    numbered: bool,
 ) -> DataFrame:
     """Return the records of an aggregation. Filtered records stay, without a key,
     because they count as read.
@@ -259,7 +286,10 @@ def _group(key: Column) -> Column:
 
 
 def _windowed(
-    records: DataFrame, aggregation: Aggregation, *, exact: bool
+    records: DataFrame,
+    aggregation: Aggregation,
+    *,
+    exact: bool,
 ) -> DataFrame:
     """Return a row for each window of a record: its `start`, whether it is `late`,
     whether it is the `first` row.
@@ -285,13 +315,16 @@ def _windowed(
         )
     else:
         earliest = F.greatest(
-            time - (aggregation.size_ms - aggregation.advance_ms), F.lit(0)
+            time - (aggregation.size_ms - aggregation.advance_ms),
+            F.lit(0),
         )
         starts = F.when(
-            keyed, F.sequence(earliest - F.pmod(earliest, advance), time, advance)
+            keyed,
+            F.sequence(earliest - F.pmod(earliest, advance), time, advance),
         )
         timed = timed.select(
-            "*", F.posexplode_outer(starts).alias("at", "start")
+            "*",
+            F.posexplode_outer(starts).alias("at", "start"),
         ).withColumn("first", F.coalesce(F.col("at") == 0, F.lit(True)))
     late = (
         F.col("start") <= F.col("reached") - aggregation.close_ms
@@ -304,7 +337,10 @@ def _windowed(
 
 
 def _folded(
-    records: DataFrame, aggregation: Aggregation, by: list[str], more: Sequence[Column]
+    records: DataFrame,
+    aggregation: Aggregation,
+    by: list[str],
+    more: Sequence[Column],
 ) -> DataFrame:
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
     number = F.when(taken, F.col("number"))
@@ -345,7 +381,11 @@ def _folded(
     )
 
 
-def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
+def _unsure(
+    aggregation: Aggregation,
+    number: Column,
+    value: Column,
+) -> Column:
     """Return whether Python might fold the numbers of a group to another result."""
     if aggregation.number == "int64":
         # If the sum of the absolute values fits into 64 bits, no partial sum exceeds
@@ -364,12 +404,15 @@ def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
     if not aggregation.mixed:
         return unsure
     return unsure | F.coalesce(
-        F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT, F.lit(False)
+        F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT,
+        F.lit(False),
     )
 
 
 def folded(
-    told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
+    told: Sequence[Row],
+    aggregations: Sequence[Aggregation],
+    stage: Stage,
 ) -> dict[int, Folded]:
     """Return SQL's results for each task, except for tasks of partitions without
     records, from KEPT rows.

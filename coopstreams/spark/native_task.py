@@ -44,7 +44,11 @@ class NativeWork:
         return attempt(
             batches,
             lambda number, closing: _NativeAttempt(
-                self.work, number, closing, self.folder, self.folded.get(number)
+                self.work,
+                number,
+                closing,
+                self.folder,
+                self.folded.get(number),
             ),
         )
 

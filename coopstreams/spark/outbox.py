@@ -30,7 +30,12 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.client_settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.log import BROKERS_TIME, Log, Position, TopicSpec
+from coopstreams.log.log import (
+    BROKERS_TIME,
+    Log,
+    Position,
+    TopicSpec,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import GroupError, UnknownTopicError
@@ -39,7 +44,12 @@ from coopstreams.topology.naming import marks_topic
 BATCH = 10_000
 
 
-def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
+def marks_spec(
+    application: str,
+    run: str,
+    tasks: int,
+    replication: int,
+) -> TopicSpec:
     """Return the topic with the marks of a run, which is kept until the run is
     published.
     """
@@ -47,7 +57,11 @@ def marks_spec(application: str, run: str, tasks: int, replication: int) -> Topi
     return TopicSpec(marks_topic(application, run), tasks, settings, replication)
 
 
-def announce(config: Config, run: str, tasks: int) -> None:
+def announce(
+    config: Config,
+    run: str,
+    tasks: int,
+) -> None:
     """Create the topic with the marks of a run, if missing; other runs find it, and
     know that this run has begun.
     """
@@ -55,7 +69,10 @@ def announce(config: Config, run: str, tasks: int) -> None:
         cluster.create_topics(
             [
                 marks_spec(
-                    config["application.id"], run, tasks, config["replication.factor"]
+                    config["application.id"],
+                    run,
+                    tasks,
+                    config["replication.factor"],
                 )
             ]
         )
@@ -103,7 +120,12 @@ class Outbox:
     the partition of the mark.
     """
 
-    def __init__(self, config: Config, run: str, number: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: str,
+        number: int,
+    ) -> None:
         self._config = config
         self._run = run
         self._log: Log = cluster_of(config)
@@ -178,7 +200,9 @@ class Outbox:
         self._log.close()
 
     def _append(
-        self, changelog: TopicPartition, rows: Sequence[tuple[bytes, bytes | None, int]]
+        self,
+        changelog: TopicPartition,
+        rows: Sequence[tuple[bytes, bytes | None, int]],
     ) -> int:
         if rows:
             keys, values, timestamps = zip(*rows, strict=True)

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -167,7 +172,8 @@ class Plan:
     def to_json(self) -> bytes:
         """Return the plan as JSON."""
         return msgspec.json.format(
-            msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)), indent=1
+            msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)),
+            indent=1,
         )
 
     @staticmethod
@@ -315,7 +321,11 @@ def stages(
     return tuple(result)
 
 
-def _why_python(round_: Round, outputs: Outputs, timed: Collection[str]) -> str | None:
+def _why_python(
+    round_: Round,
+    outputs: Outputs,
+    timed: Collection[str],
+) -> str | None:
     """Return why Spark SQL cannot fold a round; None: it can."""
     if round_.rounds > 1:
         return "it runs in rounds"

@@ -122,7 +122,11 @@ def begin(
     return plan
 
 
-def _check_alone(topology: Topology, config: Config, plan: Plan) -> None:
+def _check_alone(
+    topology: Topology,
+    config: Config,
+    plan: Plan,
+) -> None:
     """Give a run up, which has just been announced, if another run or an instance has
     begun since `check_unused`.
 
@@ -140,7 +144,12 @@ def _check_alone(topology: Topology, config: Config, plan: Plan) -> None:
 
 
 def load_plan(
-    work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False
+    work: str,
+    run: str,
+    topology: Topology,
+    config: Config,
+    *,
+    rebuild: bool = False,
 ) -> Plan:
     """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
@@ -161,7 +170,11 @@ def load_plan(
     return plan
 
 
-def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
+def as_planned(
+    built: Topology,
+    config: Config,
+    plan: Plan,
+) -> Topology:
     """Return the topology of a run: its patterns match the topics of the plan, not
     those created since.
 
@@ -272,7 +285,9 @@ def _check_outputs(options: Options) -> None:
 
 
 def _cuts(
-    cluster: KafkaLog, histories: Mapping[str, History], partitions: Mapping[str, int]
+    cluster: KafkaLog,
+    histories: Mapping[str, History],
+    partitions: Mapping[str, int],
 ) -> dict[str, dict[int, tuple[int, int]]]:
     """Return the offsets [start, end) that a run reads of each topic."""
     return {
@@ -297,7 +312,9 @@ def _fed_by_itself(
 
 
 def _histories(
-    topology: Topology, given: Mapping[str, History], until: datetime | None
+    topology: Topology,
+    given: Mapping[str, History],
+    until: datetime | None,
 ) -> tuple[dict[str, History], dict[str, History]]:
     """Return the history of each source, and of each topic of a global table.
 
@@ -383,7 +400,9 @@ def check_unused(
 
 
 def _check_empty(
-    cluster: KafkaLog, topology: Topology, known: Mapping[str, int]
+    cluster: KafkaLog,
+    topology: Topology,
+    known: Mapping[str, int],
 ) -> None:
     """Check that the internal topics have no records."""
     for topic in topology.internal_topics:
@@ -422,7 +441,9 @@ def _check_uncommitted(
 
 
 def oldest_ms(
-    topology: Topology, config: Config, plan: Plan
+    topology: Topology,
+    config: Config,
+    plan: Plan,
 ) -> tuple[tuple[str, int], ...]:
     """Return, for stores whose changelogs have a retention, the earliest timestamp that
     is not deleted at once.

@@ -33,7 +33,13 @@ from coopstreams.spark.preparation import BACKFILLED, as_planned
 from coopstreams.spark.reached_times import operator_times
 from coopstreams.spark.topic_ids import check_topics
 from coopstreams.state import snapshot
-from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
+from coopstreams.state.manifest import (
+    Manifest,
+    Slice,
+    StoreSlices,
+    placed,
+    shape_of,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError
 from coopstreams.topology.graph.topology import Topology
@@ -41,7 +47,9 @@ from coopstreams.topology.naming import changelog_topic, marks_topic
 
 
 def publish(
-    done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]
+    done: Backfilled,
+    topology: Topology,
+    settings: Config | Mapping[str, Any],
 ) -> dict[TopicPartition, int]:
     """Publish a run; return the offsets at which the application continues. It must not
     run, and must not have run.
@@ -99,14 +107,19 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
     times = operator_times(done.results)
     return {
         TopicPartition(*place): Committed(
-            offset, stream_time, BACKFILLED, operator_times=times.get(place, ())
+            offset,
+            stream_time,
+            BACKFILLED,
+            operator_times=times.get(place, ()),
         )
         for place, (offset, stream_time) in found.items()
     }
 
 
 def _check_unused(
-    group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed], plan: Plan
+    group: GroupAdmin,
+    goes_on: Mapping[TopicPartition, Committed],
+    plan: Plan,
 ) -> None:
     for place, found in group.committed(goes_on).items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
@@ -131,7 +144,11 @@ def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
     }
 
 
-def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manifest:
+def _manifest(
+    done: Backfilled,
+    topology: Topology,
+    cluster: KafkaLog,
+) -> Manifest:
     plan = done.plan
     now_ms = int(time.time() * 1000)
     slices: dict[str, list[Slice]] = defaultdict(list)

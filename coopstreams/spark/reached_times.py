@@ -60,7 +60,8 @@ class Clocks:
             self._ends[topic] = min(
                 max(
                     dict(times.get((source, partition), ())).get(
-                        operator, NO_STREAM_TIME
+                        operator,
+                        NO_STREAM_TIME,
                     )
                     for source in stage.topics
                 )

@@ -21,12 +21,23 @@ any more (a plan could not know the number of tasks, and a run could not be resu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.join_nodes import ForeignKeyAsk, stores_of
-from coopstreams.topology.graph.nodes import Node, Processing, Sink, Source, SubTopology
+from coopstreams.topology.graph.nodes import (
+    Node,
+    Processing,
+    Sink,
+    Source,
+    SubTopology,
+)
 from coopstreams.topology.graph.topology import Topology
 
 
@@ -100,7 +111,11 @@ def _in_order(topology: Topology, leads: Mapping[str, frozenset[str]]) -> list[R
     return taken
 
 
-def round_of(topology: Topology, subtopology: int, number: int) -> Round:
+def round_of(
+    topology: Topology,
+    subtopology: int,
+    number: int,
+) -> Round:
     """Return a round of a sub-topology."""
     return next(
         round_

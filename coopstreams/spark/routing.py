@@ -13,7 +13,12 @@ in which `SourceQueues` takes records if all are present. For placed topics, see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from itertools import chain
 
@@ -169,7 +174,8 @@ class _RoutedPartition:
     def _offsets(self, rows: pa.RecordBatch) -> Sequence[int]:
         """Return the offsets of records: those of the topic, or their numbers."""
         offsets: Sequence[int] = range(
-            self._next_offset, self._next_offset + rows.num_rows
+            self._next_offset,
+            self._next_offset + rows.num_rows,
         )
         if self._numbered:
             offsets = rows.column("offset").to_pylist()
@@ -182,7 +188,10 @@ class _RoutedPartition:
         return offsets
 
     def _records(
-        self, slot: int, columns: Columns, places: Mapping[int, int] | None
+        self,
+        slot: int,
+        columns: Columns,
+        places: Mapping[int, int] | None,
     ) -> pa.RecordBatch:
         count = len(columns)
         told = (

@@ -61,11 +61,16 @@ def rebuild(
     with closing(cluster_of(config)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
         rebuilder = Rebuilder(
-            cluster, running, config["application.id"], url, afresh=afresh
+            cluster,
+            running,
+            config["application.id"],
+            url,
+            afresh=afresh,
         )
         partitions = rebuilder.to_rebuild(wanted or RebuildScope())
         with session_or_local(
-            spark, f"rebuild of {config['application.id']}"
+            spark,
+            f"rebuild of {config['application.id']}",
         ) as session:
             found = _made(
                 session,
@@ -112,7 +117,8 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
     if not work.partitions:
         return {}
     rows = spark.createDataFrame(
-        [(number,) for number in range(len(work.partitions))], "rebuilt int"
+        [(number,) for number in range(len(work.partitions))],
+        "rebuilt int",
     )
     answers = (
         rows.repartitionById(len(work.partitions), "rebuilt")

@@ -11,11 +11,21 @@ in a dry run nothing at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing
 from dataclasses import replace
 
-from coopstreams.admin.rebuild import RebuildScope, SourceOptions, logged, to_rebuild
+from coopstreams.admin.rebuild import (
+    RebuildScope,
+    SourceOptions,
+    logged,
+    to_rebuild,
+)
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -88,7 +98,8 @@ def begin_rebuild(
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, options.ranges)
         for warning in planning.called_late(
-            stages, "leave out --ranges, and stop the application when it has no lag"
+            stages,
+            "leave out --ranges, and stop the application when it has no lag",
         ):
             log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
@@ -140,7 +151,8 @@ def _check_begun_at_earliest(built: Topology, config: Config) -> None:
 
 
 def _check_any(
-    config: Config, cut: Mapping[str, Mapping[int, tuple[int, int]]]
+    config: Config,
+    cut: Mapping[str, Mapping[int, tuple[int, int]]],
 ) -> None:
     """Check that there is a record to read."""
     spans = (span for bounds in cut.values() for span in bounds.values())
@@ -215,7 +227,9 @@ def _check_order_known(stage: Stage, part: SubTopology) -> None:
 
 
 def _ranges(
-    stage: Stage, part: SubTopology, stood: Sequence[tuple[Segment, ...]]
+    stage: Stage,
+    part: SubTopology,
+    stood: Sequence[tuple[Segment, ...]],
 ) -> int:
     """Return the number of key ranges of which each stands at one position."""
     count = aligned(stage.ranges, stood)
@@ -240,7 +254,11 @@ def _covered(stage: Stage, rebuild: Rebuild) -> tuple[int, ...]:
     )
 
 
-def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> Stands:
+def stands(
+    config: Config,
+    cluster: KafkaLog,
+    partitions: Mapping[str, int],
+) -> Stands:
     """Return the committed segments of these topics."""
     known = cluster.partitions()
     places = [
@@ -249,7 +267,9 @@ def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> 
         for number in range(count)
     ]
     found = committed(
-        config, cluster, [place for place in places if place.topic in known]
+        config,
+        cluster,
+        [place for place in places if place.topic in known],
     )
     return {
         topic: {
@@ -282,7 +302,8 @@ def _rebuild(
     for rebuilt in found:
         for store in rebuilt.stores:
             changelog = TopicPartition(
-                changelog_of(config, specs[store]), rebuilt.task.partition
+                changelog_of(config, specs[store]),
+                rebuilt.task.partition,
             )
             ends.setdefault(store, {})[rebuilt.task.partition] = (
                 cluster.end_offset(changelog) if changelog.topic in known else 0
@@ -292,14 +313,19 @@ def _rebuild(
         None if wanted.partitions is None else tuple(sorted(wanted.partitions)),
         whole_slices(wanted.key_range),
         stands(
-            config, cluster, {topic: resolved.partitions[topic] for topic in topics}
+            config,
+            cluster,
+            {topic: resolved.partitions[topic] for topic in topics},
         ),
         ends,
     )
 
 
 def _kept_as_they_are(
-    cluster: KafkaLog, topology: Topology, config: Config, wanted: RebuildScope
+    cluster: KafkaLog,
+    topology: Topology,
+    config: Config,
+    wanted: RebuildScope,
 ) -> Collection[str]:
     """Return the changelogs of the last version that this run does not make as a whole:
     deleted ones stay missing.
@@ -313,7 +339,10 @@ def _kept_as_they_are(
 
 
 def _cut(
-    topology: Topology, cluster: KafkaLog, stages: Sequence[Stage], committed: Stands
+    topology: Topology,
+    cluster: KafkaLog,
+    stages: Sequence[Stage],
+    committed: Stands,
 ) -> dict[str, dict[int, tuple[int, int]]]:
     """Return the offsets [start, end) to read: up to the last committed one, and none
     where no task runs.
@@ -339,7 +368,8 @@ def _partitions(stage: Stage) -> set[int]:
 
 
 def check_whole(
-    stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[int, int]]]
+    stages: Iterable[Stage],
+    cut: Mapping[str, Mapping[int, tuple[int, int]]],
 ) -> None:
     """Check that no source has lost records: not some in front of those that are left,
     and not all of a partition.

@@ -23,12 +23,22 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams.admin.rebuild import WORK, Rebuilder, RebuildScope, SourceOptions
+from coopstreams.admin.rebuild import (
+    WORK,
+    Rebuilder,
+    RebuildScope,
+    SourceOptions,
+)
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.changelog_repair import Differences
 from coopstreams.spark.committed_positions import check_stopped
-from coopstreams.spark.execution import OnProgress, carry_out, named, taken_up
+from coopstreams.spark.execution import (
+    OnProgress,
+    carry_out,
+    named,
+    taken_up,
+)
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparation import as_planned
@@ -90,12 +100,21 @@ def rebuild_from_source(  # noqa: PLR0913
         session_or_local(spark, f"rebuild of {plan.application}") as session,
     ):
         return carry_out_rebuild(
-            session, topology, config, plan, work, on_stage, on_progress
+            session,
+            topology,
+            config,
+            plan,
+            work,
+            on_stage,
+            on_progress,
         )
 
 
 def plan_rebuild(
-    topology: Topology, config: Config, wanted: RebuildScope, options: SourceOptions
+    topology: Topology,
+    config: Config,
+    wanted: RebuildScope,
+    options: SourceOptions,
 ) -> Plan:
     """Return the plan of a new run, or of the resumed run."""
     if options.resume is not None:
@@ -144,7 +163,11 @@ def carry_out_rebuild(
     return RebuiltFromSource(plan, stores, done.results)
 
 
-def _check_unmoved(config: Config, cluster: KafkaLog, plan: Plan) -> None:
+def _check_unmoved(
+    config: Config,
+    cluster: KafkaLog,
+    plan: Plan,
+) -> None:
     assert plan.rebuild is not None
     check_stopped(config)
     committed = plan.rebuild.committed

@@ -19,7 +19,13 @@ import logging
 import tempfile
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -75,8 +81,18 @@ from coopstreams.tasks.failure_handlers import (
 )
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
-from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, TopicPartition
+from coopstreams.tasks.task import (
+    Incarnation,
+    Task,
+    TaskServices,
+    TaskSettings,
+)
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Columns,
+    Headers,
+    TopicPartition,
+)
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
@@ -184,7 +200,8 @@ class TaskWork:
 
 
 def attempt(
-    batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]
+    batches: Iterable[pa.RecordBatch],
+    begin: Callable[[int, ExitStack], TaskAttempt],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the results of a task's rows. `begin` gets the task's number, and the stack
     that closes its resources.
@@ -219,7 +236,10 @@ class TaskAttempt:
         round_ = round_of(topology, work.subtopology, work.round)
         drops = may_drop(work.config, ["processing"])
         program = compile_subtopology(
-            topology, round_.part, parts=native_parts(), may_drop=drops
+            topology,
+            round_.part,
+            parts=native_parts(),
+            may_drop=drops,
         )
         partition, slot = divmod(number, work.ranges)
         self._work = work
@@ -250,7 +270,11 @@ class TaskAttempt:
                 else native_tables(program.subtopology, work.config, caching=caching)
             )
         self._state = TaskState(
-            self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables
+            self._database,
+            self._specs,
+            self.id.key_range,
+            BUFFER_BYTES,
+            tables,
         )
         self._read = Counter[str]()
         self._clock = NO_STREAM_TIME if work.clocks is None else work.clocks[number]
@@ -279,7 +303,8 @@ class TaskAttempt:
         for each in rows.values():
             closing.callback(each.close)
         progress = Progress.beginning(
-            self.id.key_range, dict.fromkeys(self._topics, Position(0))
+            self.id.key_range,
+            dict.fromkeys(self._topics, Position(0)),
         )
         self._task = Task(
             Incarnation(self.id, tuple(self._topics), self._state, progress),
@@ -310,11 +335,18 @@ class TaskAttempt:
             for topic in program.subtopology.topics
         ]
         self._reporter = Reporter(
-            work.reports, "task", str(number), str(self.id), bounds
+            work.reports,
+            "task",
+            str(number),
+            str(self.id),
+            bounds,
         )
 
     def _failure_handler(
-        self, task: TaskId | None, tally: Tally, topics: Mapping[str, str]
+        self,
+        task: TaskId | None,
+        tally: Tally,
+        topics: Mapping[str, str],
     ) -> FailureHandler:
         """Return what counts the records that fail in a task or global table."""
         fates: Mapping[Answer, str] = FATES
@@ -359,7 +391,8 @@ class TaskAttempt:
                 for rows in parts.read(source):
                     kept.apply(
                         TopicPartition(
-                            table.topic, rows.column("partition")[0].as_py()
+                            table.topic,
+                            rows.column("partition")[0].as_py(),
                         ),
                         columns_of(rows, rows.column("offset").to_pylist()),
                         on_failure,
@@ -383,7 +416,10 @@ class TaskAttempt:
         markers = [
             (source, offset if timestamp is None else None)
             for source, offset, timestamp in zip(
-                sources, offsets, timestamps, strict=True
+                sources,
+                offsets,
+                timestamps,
+                strict=True,
             )
         ]
         timed = len(operator_times.flatten()) > 0
@@ -477,7 +513,10 @@ class TaskAttempt:
         return times[bisect_left(offsets, at.offset)]
 
     def _run(
-        self, source: TopicPartition, columns: Columns, operator_times: list[int]
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        operator_times: list[int],
     ) -> RecordBatch:
         """Return records as a batch of a reader."""
         if not any(columns.headers or ()):
@@ -501,7 +540,10 @@ class TaskAttempt:
         )
 
     def _told(
-        self, source: TopicPartition, columns: Columns, operator_times: list[int]
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        operator_times: list[int],
     ) -> RecordBatch:
         """Return the times that a partition has reached, at a time mark or at its end,
         as a batch of a reader.
@@ -571,7 +613,9 @@ class TaskAttempt:
         """Return the stream time of its topic after each record."""
         times = list(
             accumulate(
-                output.timestamps, max, initial=self._times.get(output.topic, -1)
+                output.timestamps,
+                max,
+                initial=self._times.get(output.topic, -1),
             )
         )[1:]
         self._times[output.topic] = times[-1]
@@ -616,7 +660,11 @@ class TaskAttempt:
                 slices = work.repair.export(rebuilt, writer)
             expiries = {spec.name: self._expiry(spec) for spec in self._specs}
             differences = work.repair.write(
-                work.config, rebuilt, expiries, expired, self._outbox
+                work.config,
+                rebuilt,
+                expiries,
+                expired,
+                self._outbox,
             )
         else:
             # A store without a changelog is in no snapshot.
@@ -625,7 +673,10 @@ class TaskAttempt:
                     seeded[spec.name] = self._seed(spec, self._outbox, expired)
                 if writer is not None:
                     slices[spec.name] = writer.export(
-                        self._database, spec, self.id.partition, self.id.key_range
+                        self._database,
+                        spec,
+                        self.id.partition,
+                        self.id.key_range,
                     )
         dropped = self._task.program.dropped | self._task.tally.failed
         self._dropped.update(
@@ -652,10 +703,16 @@ class TaskAttempt:
         horizons = {name: horizon_of(table) for name, table in tables}
         return Rebuilt(self.id, self._database, self._specs, horizons)
 
-    def _seed(self, spec: StoreSpec, outbox: Outbox, expired: Counter[str]) -> int:
+    def _seed(
+        self,
+        spec: StoreSpec,
+        outbox: Outbox,
+        expired: Counter[str],
+    ) -> int:
         """Write a store to its changelog; return how many rows."""
         changelog = TopicPartition(
-            changelog_topic(self._application, spec.name), self.id.partition
+            changelog_topic(self._application, spec.name),
+            self.id.partition,
         )
         return outbox.seed(Seeds(changelog, self._changelog_rows(spec, expired)))
 
@@ -672,7 +729,9 @@ class TaskAttempt:
         )
 
     def _changelog_rows(
-        self, spec: StoreSpec, expired: Counter[str]
+        self,
+        spec: StoreSpec,
+        expired: Counter[str],
     ) -> Iterator[tuple[bytes, bytes, int]]:
         expiry = self._expiry(spec)
         changelog = changelog_topic(self._application, spec.name)
@@ -685,7 +744,12 @@ class TaskAttempt:
         """Return the partition count of a topic that the task writes to."""
         return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
-    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+    def _dead_letter(
+        self,
+        failure: Failure,
+        headers: Headers,
+        topic: str,
+    ) -> None:
         letters: Any = self._dead_letters[topic]
         letters.keys.append(failure.key)
         letters.values.append(failure.value)

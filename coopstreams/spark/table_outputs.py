@@ -51,7 +51,11 @@ def rows_of(run: Storage, stage: Stage) -> str | None:
     return None if name is None else name.decode()
 
 
-def keep_rows(run: Storage, stage: Stage, name: str) -> None:
+def keep_rows(
+    run: Storage,
+    stage: Stage,
+    name: str,
+) -> None:
     """Note that a stage has run, and where its rows are.
 
     Each driver writes a folder of its own: two that write one (a scheduler starts the
@@ -64,7 +68,11 @@ def _done(stage: Stage) -> str:
     return f"{stage_name(stage)}.done"
 
 
-def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
+def frame(
+    spark: SparkSession,
+    plan: Plan,
+    folder: str,
+) -> DataFrame:
     """Return the outputs of a run.
 
     Shape: the columns of a record, without a partition; then the columns that order all
@@ -81,7 +89,8 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     forwarded = [topic for stage in plan.stages for topic, _ in stage.forwarded]
     stages = [
         spark.read.parquet(f"{folder}/{rows_of(run, each)}").withColumn(
-            "subtopology", F.lit(each.subtopology)
+            "subtopology",
+            F.lit(each.subtopology),
         )
         for each in plan.stages
     ]
@@ -91,13 +100,19 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     ).select(*_RECORD, *_ORDER)
 
 
-def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
+def write(
+    spark: SparkSession,
+    plan: Plan,
+    folder: str,
+    work: Storage,
+) -> None:
     """Write the outputs of a run to its table as Parquet, in a folder for each topic;
     do nothing if that is done.
     """
     done = f"{plan.run}/table"
     if work.read(done) is None:
         frame(spark, plan, folder).write.mode("overwrite").option(
-            "partitionOverwriteMode", "static"
+            "partitionOverwriteMode",
+            "static",
         ).partitionBy("topic").parquet(f"{plan.table}/run={plan.run}")
         work.write(done, b"")

@@ -52,7 +52,12 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
         )
 
 
-def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
+def check_resumable(
+    config: Config,
+    plan: Plan,
+    *,
+    finished: bool,
+) -> None:
     """Check that a run can be resumed. `finished`: all its stages have run, so it can
     only be published (again).
 

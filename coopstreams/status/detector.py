@@ -71,7 +71,9 @@ class QuietSources:
     _moved_at: Mapping[TopicPartition, float] = field(default_factory=dict)
 
     def look(
-        self, ends: Mapping[TopicPartition, int], now: float
+        self,
+        ends: Mapping[TopicPartition, int],
+        now: float,
     ) -> set[TopicPartition]:
         """Note the last reported ends of all sources; return the busy ones whose end
         has not advanced for `QUIET_S`.
@@ -90,7 +92,12 @@ class QuietSources:
         self._moved_at = busy | moved
         return {source for source, at in self._moved_at.items() if now - at >= QUIET_S}
 
-    def why(self, source: TopicPartition, now: float, slow_s: float) -> str:
+    def why(
+        self,
+        source: TopicPartition,
+        now: float,
+        slow_s: float,
+    ) -> str:
         """Return which replica blocks a source whose end has not advanced for `slow_s`;
         empty: none is known.
         """
@@ -347,7 +354,9 @@ class StallDetector:
     def _brokers_of(self, source: TopicPartition, now: float) -> str:
         waited = now - self.unanswered.get(source, now)
         return self._leader_of(source, waited) or self.quiet.why(
-            source, now, self.slow_s
+            source,
+            now,
+            self.slow_s,
         )
 
 
@@ -397,7 +406,10 @@ def _failed_commit(asking: Asking, now: float) -> str:
 
 
 def _asked(
-    asked_at: float, answer_s: float, detector: StallDetector, now: float
+    asked_at: float,
+    answer_s: float,
+    detector: StallDetector,
+    now: float,
 ) -> str:
     """Return why the answer to a request may still come."""
     if now - asked_at <= answer_s:
@@ -408,7 +420,11 @@ def _asked(
     return detector.any_away(now) or f"brokers did not answer until {away_s:.0f} s ago"
 
 
-def _called(calls: CallFigures | None, detector: StallDetector, now: float) -> str:
+def _called(
+    calls: CallFigures | None,
+    detector: StallDetector,
+    now: float,
+) -> str:
     """Return that the first record has waited all the time for calls that are within
     their time-outs.
     """
@@ -437,7 +453,11 @@ def _busy(
     return "" if busy is None else f"its thread is busy with task {busy}"
 
 
-def wait_of(home: StreamThread | None, calls: CallFigures | None, now: float) -> str:
+def wait_of(
+    home: StreamThread | None,
+    calls: CallFigures | None,
+    now: float,
+) -> str:
     """Return why a task waits, or its thread, as the end of a sentence; empty: it does
     not.
     """

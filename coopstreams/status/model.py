@@ -12,7 +12,12 @@ files).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+)
 
 import msgspec
 from msgspec import Meta

@@ -11,7 +11,12 @@ ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -385,7 +390,10 @@ def _shares(seen: Seen) -> Iterator[Reason]:
 
 
 def _slow_share(
-    seen: Seen, thread: ShareFigures, message: str, seconds: float
+    seen: Seen,
+    thread: ShareFigures,
+    message: str,
+    seconds: float,
 ) -> Reason:
     """Return why a share thread has finished no record for so many seconds."""
     if thread.retrying:
@@ -502,7 +510,8 @@ def _not_open(seen: Seen) -> Iterator[Reason]:
 
 
 def _said(
-    code: HealthCode, messages: Callable[[Seen], Iterable[str]]
+    code: HealthCode,
+    messages: Callable[[Seen], Iterable[str]],
 ) -> Callable[[Seen], Iterator[Reason]]:
     """Return the check for what others have put in words."""
 

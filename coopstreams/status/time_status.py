@@ -33,7 +33,11 @@ def time_status(
     `writer_of`: the sub-topology that writes to a timed topic.
     """
 
-    def awaited(subtopology: int, whom: Awaited, since: float) -> AwaitedTime:
+    def awaited(
+        subtopology: int,
+        whom: Awaited,
+        since: float,
+    ) -> AwaitedTime:
         return AwaitedTime(
             subtopology=subtopology,
             partition=whom.partition,

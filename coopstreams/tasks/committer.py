@@ -27,7 +27,12 @@ Source: KIP-447 for the fence; the notes on individual commits for the order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +49,12 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.clocks import Mark
-from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
+from coopstreams.log.log import (
+    UNKNOWN_FOR_S,
+    GroupFence,
+    Log,
+    Writer,
+)
 from coopstreams.state.layout import changelog_suffix_bytes
 from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.failure_handlers import paused_without_registry
@@ -79,7 +89,9 @@ class Membership(Protocol):
         ...
 
     def commit(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        fence: GroupFence,
     ) -> None:
         """See `GroupMember.commit`."""
 
@@ -125,7 +137,8 @@ class Committer:
         self._places = places
         self._transactional = config.exactly_once
         self._writer: Writer = cluster.writer(
-            places.transactional_id if self._transactional else None, places.written
+            places.transactional_id if self._transactional else None,
+            places.written,
         )
         self._member = member
         self._follower = follower
@@ -261,7 +274,12 @@ class Committer:
         if task.applying is not None:
             self._apply(task, task.applying)
 
-    def mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
+    def mark_time(
+        self,
+        task: Task,
+        source: TopicPartition,
+        stream_time: int,
+    ) -> None:
         """Append a time mark to a source partition of a task; it counts with the next
         commit.
 
@@ -283,7 +301,12 @@ class Committer:
             headers=headers,
         )
 
-    def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+    def dead_letter(
+        self,
+        failure: Failure,
+        headers: Headers,
+        topic: str,
+    ) -> None:
         """Write a failed record to a dead-letter topic, in the same commit as the
         results around it.
 
@@ -296,7 +319,11 @@ class Committer:
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
             reason = self._refusals.reason(
-                topic, failure.key, failure.value, headers, timestamp
+                topic,
+                failure.key,
+                failure.value,
+                headers,
+                timestamp,
             )
             if reason is not None:
                 raise DeliveryError(
@@ -304,7 +331,11 @@ class Committer:
                     "or write less."
                 )
         self._append(
-            topic, [failure.key], [failure.value], [timestamp], headers=[headers]
+            topic,
+            [failure.key],
+            [failure.value],
+            [timestamp],
+            headers=[headers],
         )
 
     def expect_refusals(self) -> None:
@@ -504,7 +535,8 @@ class Committer:
         return changes
 
     def _write_changelogs(
-        self, batches: Iterable[tuple[Task, ChangelogBatch]]
+        self,
+        batches: Iterable[tuple[Task, ChangelogBatch]],
     ) -> set[TopicPartition]:
         """Write changes to the changelogs; return the partitions written to."""
         written: set[TopicPartition] = set()
@@ -535,7 +567,12 @@ class Committer:
         with self.asking.awaiting("its client's queue to take records"):
             self._refusals.append(self._writer, self._timeout_s, *records, **columns)
 
-    def _check_rows(self, task: Task, batch: ChangelogBatch, changelog: str) -> None:
+    def _check_rows(
+        self,
+        task: Task,
+        batch: ChangelogBatch,
+        changelog: str,
+    ) -> None:
         """Check that a changelog takes the rows of a store, of which none can be left
         out.
 
@@ -563,7 +600,9 @@ class Committer:
             )
 
     def _checkpoints(
-        self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]
+        self,
+        tasks: Sequence[Task],
+        ends: Mapping[TopicPartition, int],
     ) -> dict[Task, dict[str, int]]:
         """Return the changelog offset of each store of each task, given where the
         changelogs end.
@@ -575,14 +614,19 @@ class Committer:
         for task in tasks if ends else ():
             for name, table in task.state.stores.items():
                 changelog = TopicPartition(
-                    self._places.changelog(table.spec.name), task.id.partition
+                    self._places.changelog(table.spec.name),
+                    task.id.partition,
                 )
                 if changelog in ends:
                     checkpoints[task][name] = ends[changelog]
         return checkpoints
 
     def _apply(
-        self, task: Task, applying: Applying, *, all_of_it: bool = False
+        self,
+        task: Task,
+        applying: Applying,
+        *,
+        all_of_it: bool = False,
     ) -> None:
         """Apply a task's records to its external sink.
 
@@ -592,7 +636,8 @@ class Committer:
             `fail`.
         """
         with self.asking.awaiting(
-            f'sink "{applying.sink}" to take its records', of_brokers=False
+            f'sink "{applying.sink}" to take its records',
+            of_brokers=False,
         ):
             if applied := task.apply(all_of_it=all_of_it):
                 self._metrics.produced(task.id, applying.sink, applied)
@@ -662,5 +707,9 @@ class Committer:
             values = [value for _, value in commit.records]
             where = self._follower.partition
             self._writer.append(
-                where.topic, keys, values, [now] * len(keys), partitions=where.partition
+                where.topic,
+                keys,
+                values,
+                [now] * len(keys),
+                partitions=where.partition,
             )

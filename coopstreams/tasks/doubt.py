@@ -52,7 +52,9 @@ class Doubts:
     def hold(self, failure: Failed, now: float) -> DoubtedFailure:
         """Hold an error under the epoch that it names, or else under the present one."""
         held = DoubtedFailure(
-            failure, self.epoch if failure.epoch is None else failure.epoch, now
+            failure,
+            self.epoch if failure.epoch is None else failure.epoch,
+            now,
         )
         self.held = (*self.held, held)
         return held

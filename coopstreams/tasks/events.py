@@ -75,7 +75,8 @@ class Failed:
         time-outs it is a consequence.
         """
         return (self.thread is not None or self.where == "reader") and not isinstance(
-            self.error, OutlastingError
+            self.error,
+            OutlastingError,
         )
 
     @property

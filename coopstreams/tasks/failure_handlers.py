@@ -15,7 +15,12 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,13 +101,16 @@ def paused_without_registry(task: TaskId) -> Iterator[None]:
     except SerdeError as error:
         if registry_is_away(error):
             raise TriedLaterError(
-                f"task {task}: {error}", task, UNAVAILABLE_PAUSE_S
+                f"task {task}: {error}",
+                task,
+                UNAVAILABLE_PAUSE_S,
             ) from error
         raise
 
 
 def may_drop(
-    config: Config, phases: Iterable[Phase] = ("deserialization", "processing")
+    config: Config,
+    phases: Iterable[Phase] = ("deserialization", "processing"),
 ) -> bool:
     """Return whether a handler may drop a record that fails: it cannot be read, or a
     function raises at it.
@@ -260,7 +268,12 @@ class FailureHandler:
             raise LogError(message, retryable=True) from failure.error
         raise TriedLaterError(message, self.task, UNAVAILABLE_PAUSE_S)
 
-    def _try_later(self, retry: Retry, failure: Failure, message: str) -> None:
+    def _try_later(
+        self,
+        retry: Retry,
+        failure: Failure,
+        message: str,
+    ) -> None:
         """Pause the task, and process the record again, unless it was often enough."""
         if self.task is None or self.tries is None:
             raise ProcessingError(
@@ -275,7 +288,9 @@ class FailureHandler:
             raise TriedLaterError(message, self.task, pause_s)
 
     def _answer(
-        self, failure: Failure, message: str
+        self,
+        failure: Failure,
+        message: str,
     ) -> Literal["fail"] | Answer | Retry:
         """Return the answer of the phase's handler.
 

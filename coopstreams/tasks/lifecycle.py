@@ -59,26 +59,40 @@ class RestoreListener:
     """
 
     def on_restore_start(
-        self, partition: TopicPartition, store: str, start: int, end: int
+        self,
+        partition: TopicPartition,
+        store: str,
+        start: int,
+        end: int,
     ) -> None:
         """A restore begins: offsets of the changelog, half-open."""
 
     def on_batch_restored(
-        self, partition: TopicPartition, store: str, position: int, records: int
+        self,
+        partition: TopicPartition,
+        store: str,
+        position: int,
+        records: int,
     ) -> None:
         """`records` of the key ranges of the tasks were read; the state is at
         `position`.
         """
 
     def on_restore_end(
-        self, partition: TopicPartition, store: str, records: int
+        self,
+        partition: TopicPartition,
+        store: str,
+        records: int,
     ) -> None:
         """The store is restored; `records` of the key ranges of its tasks were read
         altogether.
         """
 
     def on_restore_suspended(
-        self, partition: TopicPartition, store: str, records: int
+        self,
+        partition: TopicPartition,
+        store: str,
+        records: int,
     ) -> None:
         """The tasks that needed the store were given up before it was restored."""
 

@@ -22,7 +22,10 @@ class MarkSchedule:
         self._staged: dict[str, tuple[int, float]] = {}
 
     def due(
-        self, times: Mapping[str, int], now: float, interval_s: float
+        self,
+        times: Mapping[str, int],
+        now: float,
+        interval_s: float,
     ) -> dict[str, int]:
         """Return the marks to write now. `times`: the lower bounds of today, -1 where
         none is known.

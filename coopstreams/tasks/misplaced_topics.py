@@ -37,7 +37,12 @@ class Misplaced:
         self.topics: Mapping[str, str] = {}
         self._lock = threading.Lock()
 
-    def found(self, source: TopicPartition, belongs: int, partitions: int) -> None:
+    def found(
+        self,
+        source: TopicPartition,
+        belongs: int,
+        partitions: int,
+    ) -> None:
         """Report a topic, if it is the first time. `belongs`: the partition that
         murmur2 gives the key of a record.
         """

@@ -69,7 +69,12 @@ class Outlasting:
         """The smallest limit: a call within it is never too slow."""
         return min(self.limits.values())
 
-    def void(self, call: str, seconds: float, now: float) -> str | None:
+    def void(
+        self,
+        call: str,
+        seconds: float,
+        now: float,
+    ) -> str | None:
         """Count a call whose work is void if it exceeded a limit; return an error
         message at the third time.
 

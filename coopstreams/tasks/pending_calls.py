@@ -30,7 +30,14 @@ same order of magnitude. The rest stays in the queues, where the dispatcher boun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -44,7 +51,12 @@ from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.log.log import Position
 from coopstreams.tasks.queues import Step
-from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Columns,
+    TopicPartition,
+    joined,
+)
 from coopstreams.topology.compile.call_order import Wanted
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.program import BoundProgram, Program
@@ -232,7 +244,9 @@ class Turns:
     """
 
     def __init__(
-        self, subtopology: SubTopology, stores: Mapping[str, TableStore]
+        self,
+        subtopology: SubTopology,
+        stores: Mapping[str, TableStore],
     ) -> None:
         self._nodes = {
             node.name: node
@@ -250,7 +264,10 @@ class Turns:
         """
 
     def call(
-        self, wanted: Wanted, source: TopicPartition, columns: Columns
+        self,
+        wanted: Wanted,
+        source: TopicPartition,
+        columns: Columns,
     ) -> NodeCall:
         """Return the call that a record needs of a node that reads state."""
         row = wanted.row
@@ -366,7 +383,9 @@ class PendingCalls:
         ahead = program.ahead
         assert ahead is not None, "a program without asynchronous nodes has no calls"
         self._ahead = ahead.bind(
-            {}, partial(_leave_to_the_program, on_failure), caching=False
+            {},
+            partial(_leave_to_the_program, on_failure),
+            caching=False,
         )
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
@@ -680,7 +699,9 @@ class PendingCalls:
             elif (before := over.get(source)) is not None:
                 times = taken.step.operator_times or before.step.operator_times
                 before.step = replace(
-                    taken.step, columns=NO_RECORDS, operator_times=times
+                    taken.step,
+                    columns=NO_RECORDS,
+                    operator_times=times,
                 )
             else:
                 taken.keep(())
@@ -691,7 +712,9 @@ class PendingCalls:
         self._most_held = 2 * self._held + SPARE_BYTES
 
     def _wanted(
-        self, source: TopicPartition, columns: Columns
+        self,
+        source: TopicPartition,
+        columns: Columns,
     ) -> Mapping[int, list[NodeCall]]:
         """Return the calls that records need, by their rows."""
         of_rows: dict[int, list[NodeCall]] = {}
@@ -714,7 +737,10 @@ class PendingCalls:
                 for row, made in of_rows.items():
                     for each in made:
                         self._spans.call(
-                            source, columns.offsets[row], each, self._nodes[each.node]
+                            source,
+                            columns.offsets[row],
+                            each,
+                            self._nodes[each.node],
                         )
         return of_rows
 

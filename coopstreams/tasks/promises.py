@@ -60,7 +60,12 @@ class Advances:
         found = self._of.get(partition)
         return -1 if found is None else found.time
 
-    def promised(self, partition: int, now: float, idle_s: float) -> int:
+    def promised(
+        self,
+        partition: int,
+        now: float,
+        idle_s: float,
+    ) -> int:
         """Return the time that a partition may promise which has been silent for
         `idle_s`; -1: none.
         """
@@ -68,7 +73,11 @@ class Advances:
         return promised(others, now, idle_s)
 
 
-def promised(others: Iterable[Advance], now: float, idle_s: float) -> int:
+def promised(
+    others: Iterable[Advance],
+    now: float,
+    idle_s: float,
+) -> int:
     """Return the time that a silent partition may promise, given all others."""
     others = list(others)
     active = [at.time for at in others if now - at.seen_at < ACTIVE * idle_s]

@@ -188,7 +188,9 @@ class SourceQueues:
     """
 
     def __init__(
-        self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0
+        self,
+        positions: Sequence[tuple[TopicPartition, Position]],
+        max_idle_ms: int = 0,
     ) -> None:
         self.waits_until: float | None = None
         """The time at which `steps` may yield more without further records; None:
@@ -230,7 +232,8 @@ class SourceQueues:
             return
         if len(columns) and columns.offsets[0] < source.received:
             columns = columns.slice(
-                bisect_left(columns.offsets, source.received), len(columns)
+                bisect_left(columns.offsets, source.received),
+                len(columns),
             )
         source.received = batch.next_offset
         source.records += len(columns)
@@ -253,7 +256,10 @@ class SourceQueues:
         )
 
     def pass_by(
-        self, partition: TopicPartition, next_offset: int, stream_time: int
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        stream_time: int,
     ) -> None:
         """Note that the source was read and processed up to this position, its end,
         without the queue.
@@ -338,7 +344,11 @@ class SourceQueues:
 
     @staticmethod
     def _take(
-        name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool
+        name: TopicPartition,
+        source: _Source,
+        limit: int | None,
+        most: int,
+        ties: bool,
     ) -> Step:
         batch = source.waiting[0]
         count = min(batch.left, most)
@@ -358,7 +368,11 @@ class SourceQueues:
             source.waiting.popleft()
             source.stream_time = batch.stream_time
             return Step(
-                name, taken, batch.next_offset, batch.stream_time, batch.operator_times
+                name,
+                taken,
+                batch.next_offset,
+                batch.stream_time,
+                batch.operator_times,
             )
         source.stream_time = reached
         return Step(name, taken, taken.offsets[-1] + 1, reached)

@@ -18,7 +18,12 @@ Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from coopstreams.common.config import Config
@@ -109,7 +114,12 @@ class Refusals:
     instance.
     """
 
-    def __init__(self, log: Log, config: Config, host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        log: Log,
+        config: Config,
+        host: Host = SYSTEM,
+    ) -> None:
         self._host = host
         self._log = log
         self._limits: dict[str, TopicLimits] = {}
@@ -121,14 +131,16 @@ class Refusals:
         self._compressed = (
             str(
                 settings.get(
-                    "compression.type", settings.get("compression.codec", "none")
+                    "compression.type",
+                    settings.get("compression.codec", "none"),
                 )
             )
             != "none"
         )
         self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
         self._client_batch = min(
-            self._client_bytes, int(settings.get("batch.size", 1_000_000))
+            self._client_bytes,
+            int(settings.get("batch.size", 1_000_000)),
         )
         self.narrow: dict[str, int] = {}
         """The batch limits of topics that have refused a record and take smaller
@@ -167,7 +179,12 @@ class Refusals:
         most_bytes = self.narrow.get(topic)
         if most_bytes is None:
             writer.append(
-                topic, keys, values, timestamps, partitions=partitions, headers=headers
+                topic,
+                keys,
+                values,
+                timestamps,
+                partitions=partitions,
+                headers=headers,
             )
             return
         # The header of a batch is counted for each record: within a batch, the deltas
@@ -209,7 +226,8 @@ class Refusals:
         limits = self._limits.get(topic)
         if limits is None:
             limits = self._limits[topic] = TopicLimits.of(
-                self._log.topic_config(topic), compressed=self._compressed
+                self._log.topic_config(topic),
+                compressed=self._compressed,
             )
             if (
                 limits.batch_bytes is not None
@@ -247,7 +265,10 @@ class Refusals:
         if not any(reasons):
             return
         for key, timestamp, reason in zip(
-            output.keys, output.timestamps, reasons, strict=True
+            output.keys,
+            output.timestamps,
+            reasons,
+            strict=True,
         ):
             if reason:
                 on_refused(key, timestamp, DeliveryError(reason))
@@ -268,7 +289,11 @@ def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
     yield slice(begin, len(sizes))
 
 
-def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+def batch_bytes(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers | None,
+) -> int:
     """Return the size of an uncompressed batch that has only this record."""
     body = 3 + _field(key) + _field(value) + _varint(len(headers or ()))
     for name, content in headers or ():
@@ -277,7 +302,9 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None)
 
 
 def payload_bytes(
-    key: bytes | None, value: bytes | None, headers: Headers | None
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers | None,
 ) -> int:
     """Return the bytes of key, value and headers."""
     return (

@@ -41,7 +41,12 @@ class Repeats:
 
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
 
-    def hear(self, kind: Hashable, text: str, now: float) -> bool:
+    def hear(
+        self,
+        kind: Hashable,
+        text: str,
+        now: float,
+    ) -> bool:
         """Return whether this warning is logged in full; if not, it is counted."""
         known = self.kinds.setdefault(kind, _Kind())
         known.heard += 1

@@ -77,7 +77,11 @@ class ResolvedTopology:
         )
 
 
-def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
+def as_it_runs(
+    built: Topology,
+    names: Iterable[str],
+    config: Config,
+) -> Topology:
     """Return the topology that runs: patterns resolved to the topics that exist, timed
     and optimised as the settings say.
 
@@ -89,7 +93,9 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
 
 
 def compiled(
-    topology: Topology, topics: ResolvedTopics, config: Config
+    topology: Topology,
+    topics: ResolvedTopics,
+    config: Config,
 ) -> ResolvedTopology:
     """Return a topology with its topics and its compiled programs."""
     parts = topology.subtopologies
@@ -127,7 +133,11 @@ def reset_of(source: Source, config: Config) -> str:
     )
 
 
-def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
+def reset_of_topic(
+    topology: Topology,
+    config: Config,
+    topic: str,
+) -> str:
     """Return where a source topic begins in which the group has no position."""
     for node in topology.nodes:
         if isinstance(node, Source) and topic in node.topics:

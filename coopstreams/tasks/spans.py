@@ -23,7 +23,12 @@ messaging.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +64,11 @@ class RecordSpans:
     """
 
     def __init__(
-        self, tracer: Tracer, ratio: float, application: str, task: TaskId
+        self,
+        tracer: Tracer,
+        ratio: float,
+        application: str,
+        task: TaskId,
     ) -> None:
         """`ratio`: the share of records without a `traceparent` that begin a trace."""
         self._tracer = tracer
@@ -107,7 +116,11 @@ class RecordSpans:
         return self._begin(source, columns, rows) if rows else columns
 
     def call(
-        self, source: TopicPartition, offset: int, call: Call, node: Asynchronous
+        self,
+        source: TopicPartition,
+        offset: int,
+        call: Call,
+        node: Asynchronous,
     ) -> None:
         """Begin the span of a call for a record, if it is traced. Spans that the
         function opens are its children, where context propagates.
@@ -116,12 +129,15 @@ class RecordSpans:
         if parent is None:
             return
         call.span = span = self._tracer.start_span(
-            f"call {node.name}", set_span_in_context(parent), SpanKind.CLIENT
+            f"call {node.name}",
+            set_span_in_context(parent),
+            SpanKind.CLIENT,
         )
         if not node.calling.together and node.calling.executor != "process":
             # A batch has many parents, and another process has no access to this span.
             call.function = (_awaited if node.calling.coroutine else _called)(
-                call.function, span
+                call.function,
+                span,
             )
 
     def ended(self, calls: Iterable[Call]) -> None:
@@ -194,7 +210,10 @@ class RecordSpans:
         )
 
     def _begin(
-        self, source: TopicPartition, columns: Columns, rows: Sequence[int]
+        self,
+        source: TopicPartition,
+        columns: Columns,
+        rows: Sequence[int],
     ) -> Columns:
         """Begin the spans of these rows; return the records, with the spans in their
         headers.
@@ -215,7 +234,10 @@ class RecordSpans:
             }
             context = _W3C.extract(carrier, Context())
             span = self._tracer.start_span(
-                f"process {source.topic}", context, SpanKind.CONSUMER, about
+                f"process {source.topic}",
+                context,
+                SpanKind.CONSUMER,
+                about,
             )
             self._open[source, columns.offsets[row]] = span
             written: dict[str, str] = {}
@@ -230,7 +252,8 @@ class RecordSpans:
 
 
 def _awaited(
-    function: Callable[..., Awaitable[Any]], span: Span
+    function: Callable[..., Awaitable[Any]],
+    span: Span,
 ) -> Callable[..., Awaitable[Any]]:
     async def call(*arguments: Any) -> Any:
         with use_span(span, record_exception=False, set_status_on_exception=False):

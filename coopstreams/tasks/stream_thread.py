@@ -17,7 +17,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +30,22 @@ from math import ceil
 from threading import get_ident
 from typing import TypeAlias
 
-from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
+from coopstreams.common.host import (
+    SYSTEM,
+    Empty,
+    Host,
+    Inbox,
+)
 from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
-from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
+from coopstreams.tasks.events import (
+    Aborted,
+    Closed,
+    Event,
+    Failed,
+    ThreadEnded,
+)
 from coopstreams.tasks.failure_handlers import paused_without_registry
 from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.task import Task
@@ -274,7 +290,10 @@ class StreamThread:
         self._inbox.put(message)
 
     def advance_time(
-        self, task: Task, source: TopicPartition, stream_time: int
+        self,
+        task: Task,
+        source: TopicPartition,
+        stream_time: int,
     ) -> None:
         """Append a time mark to a silent source of a task; it counts with the next
         commit.
@@ -282,7 +301,10 @@ class StreamThread:
         self._inbox.put(TimeMark(task, source, stream_time))
 
     def promise(
-        self, task: Task, ends: Mapping[TopicPartition, int], times: Mapping[str, int]
+        self,
+        task: Task,
+        ends: Mapping[TopicPartition, int],
+        times: Mapping[str, int],
     ) -> None:
         """Promise times for all that will still come of silent sources."""
         self._inbox.put(Promised(task, ends, times))
@@ -689,7 +711,8 @@ class StreamThread:
         )
         self._emit(Aborted(tasks, str(error), held))
         if isinstance(error, LogError) and not isinstance(
-            error, (FencedError, TriedLaterError)
+            error,
+            (FencedError, TriedLaterError),
         ):
             self.committer.check_topics()  # the tasks are opened again meanwhile
 

@@ -142,7 +142,11 @@ class Tallies:
         self._note(None, failure, answer)
 
     def failed(
-        self, task: TaskId, tally: Tally, failure: Failure, answer: Answer
+        self,
+        task: TaskId,
+        tally: Tally,
+        failure: Failure,
+        answer: Answer,
     ) -> None:
         """Count a record of a task that failed."""
         tally.failure(failure, answer)
@@ -153,7 +157,12 @@ class Tallies:
         """The latest failures of the process, in order."""
         return tuple(self._latest.copy())
 
-    def _note(self, task: TaskId | None, failure: Failure, answer: Answer) -> None:
+    def _note(
+        self,
+        task: TaskId | None,
+        failure: Failure,
+        answer: Answer,
+    ) -> None:
         self._latest.append(
             FailureStatus(
                 at=self._host.wall_ms(),

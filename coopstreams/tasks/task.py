@@ -15,7 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,7 +93,9 @@ class Incarnation:
 
 
 def committed_positions(
-    task: TaskId, stores: Iterable[StoreSpec], progress: Progress
+    task: TaskId,
+    stores: Iterable[StoreSpec],
+    progress: Progress,
 ) -> dict[str, dict[KeyRange, int]]:
     """Return the committed offset of each part of the task's range, for each store
     restored from its source topic.
@@ -233,7 +241,9 @@ class Task:
             self.program.resume(source, start.stream_time, start.operator_times)
             for part in opened.progress.segments(source):
                 self.program.keep_promises(
-                    source, part.stream_time, part.operator_times
+                    source,
+                    part.stream_time,
+                    part.operator_times,
                 )
         self.queues = SourceQueues(positions, settings.max_idle_ms)
         self._reached_later = {
@@ -294,13 +304,18 @@ class Task:
         self.figures = TaskFigures.of(self)
 
     def _bound(
-        self, program: Program, settings: TaskSettings, *, by_key: bool
+        self,
+        program: Program,
+        settings: TaskSettings,
+        *,
+        by_key: bool,
     ) -> BoundProgram:
         """Return the program, bound to the task's stores and times."""
         services = self._services
         parts = {
             source.topic: _parts(
-                self.progress.segments(source), apart=not settings.exactly_once
+                self.progress.segments(source),
+                apart=not settings.exactly_once,
             )
             for source in self.sources
         }
@@ -430,7 +445,10 @@ class Task:
                 self.program.process(step.source, columns)
             else:
                 self._spans.process(
-                    self.program, step.source, columns, taken=self.calls is not None
+                    self.program,
+                    step.source,
+                    columns,
+                    taken=self.calls is not None,
                 )
             self.processed += len(columns)
             self.heat.look(columns.keys, now)
@@ -468,7 +486,11 @@ class Task:
             yield step
 
     def _called(
-        self, calls: PendingCalls, now: float, *, single: bool
+        self,
+        calls: PendingCalls,
+        now: float,
+        *,
+        single: bool,
     ) -> Iterator[Step]:
         """Yield the steps whose calls have ended; begin the calls of the records behind
         them, many at a time.
@@ -549,7 +571,11 @@ class Task:
         return self._at.columns.keys[0]
 
     def refused(
-        self, topic: str, key: bytes | None, timestamp: int, error: Exception
+        self,
+        topic: str,
+        key: bytes | None,
+        timestamp: int,
+        error: Exception,
     ) -> None:
         """Hand an output that its topic refuses to the failure handler.
 

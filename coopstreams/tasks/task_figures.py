@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import (
+    Annotated,
+    Any,
+    Protocol,
+    TypeAlias,
+)
 
 import msgspec
 from msgspec import Meta
@@ -277,7 +282,8 @@ class CallFigures:
     def at(self, now: float) -> Calls:
         """Return them as they are shown now."""
         return msgspec.structs.replace(
-            self.shown, oldest_s=round(self.waited_s(now), 1)
+            self.shown,
+            oldest_s=round(self.waited_s(now), 1),
         )
 
 

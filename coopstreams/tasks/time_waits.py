@@ -50,7 +50,10 @@ class HeldBack:
 
 
 def looked_at(
-    clock: Clock, newest: int, before: ClockWait | None, now: float
+    clock: Clock,
+    newest: int,
+    before: ClockWait | None,
+    now: float,
 ) -> ClockWait:
     """Return for whom a clock waits now, given the last look at it."""
     if newest <= clock.now:
@@ -62,7 +65,11 @@ def looked_at(
     return ClockWait(clock.now, newest, clock.waits_for, since)
 
 
-def too_far_ahead(time: int, slowest: Awaited, most_ms: int) -> bool:
+def too_far_ahead(
+    time: int,
+    slowest: Awaited,
+    most_ms: int,
+) -> bool:
     """Whether a source partition of this time may not be read on. One without a time
     may: it holds the others.
     """

@@ -38,9 +38,15 @@ class TriedLaterError(LogError):
     a commit that failed.
     """
 
-    def __init__(self, message: str, task: TaskId, pause_s: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        task: TaskId,
+        pause_s: float,
+    ) -> None:
         super().__init__(
-            f"{message}; it is processed again in {pause_s:.1f} s", retryable=True
+            f"{message}; it is processed again in {pause_s:.1f} s",
+            retryable=True,
         )
         self.task = task
         self.pause_s = pause_s

@@ -61,7 +61,14 @@ class ChangedRows:
                     "change its aggregate; a processor puts what it has changed."
                 )
 
-    def note(self, store: TableStore, entry: Entry, value: Any, *, again: bool) -> None:
+    def note(
+        self,
+        store: TableStore,
+        entry: Entry,
+        value: Any,
+        *,
+        again: bool,
+    ) -> None:
         """Note the bytes of a row. `again`: also if they were noted already, because it
         is set.
         """
@@ -108,7 +115,9 @@ class _Entries(dict[bytes, Entry]):
             rows.note(store, entry, value, again=True)
 
         return type(
-            kind.__name__, (kind,), {"__slots__": (), "value": property(read, write)}
+            kind.__name__,
+            (kind,),
+            {"__slots__": (), "value": property(read, write)},
         )
 
 

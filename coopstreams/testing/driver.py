@@ -26,7 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -50,7 +55,12 @@ from coopstreams.tasks.failure_handlers import (
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
+from coopstreams.tasks.task import (
+    Incarnation,
+    Task,
+    TaskServices,
+    TaskSettings,
+)
 from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.direct_source import DirectSource
 from coopstreams.testing.driver_views import (
@@ -64,7 +74,12 @@ from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
-from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
+from coopstreams.testing.topic_serdes import (
+    decoded,
+    one_of,
+    read_with,
+    written_with,
+)
 from coopstreams.testing.write_order import (
     Forwarded,
     as_written,
@@ -162,7 +177,9 @@ class TopologyTestDriver:
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {
             table.store.name: rows_of(
-                table, lambda: self.now_ms, self._config.extractor
+                table,
+                lambda: self.now_ms,
+                self._config.extractor,
             )
             for table in topology.global_tables
         }
@@ -229,13 +246,24 @@ class TopologyTestDriver:
             self._work()
 
     @overload
-    def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]: ...
+    def input(
+        self,
+        topic: str,
+        key: Serde[K],
+        value: Serde[V],
+    ) -> InputTopic[K, V]: ...
     @overload
     def input(
-        self, topic: str, key: AnySerde = None, value: AnySerde = None
+        self,
+        topic: str,
+        key: AnySerde = None,
+        value: AnySerde = None,
     ) -> InputTopic[Any, Any]: ...
     def input(
-        self, topic: str, key: AnySerde = None, value: AnySerde = None
+        self,
+        topic: str,
+        key: AnySerde = None,
+        value: AnySerde = None,
     ) -> InputTopic[Any, Any]:
         """Return an input topic, with these serdes, or by default those with which the
         topology reads it.
@@ -254,19 +282,30 @@ class TopologyTestDriver:
             self.commit()
             self._begin(topic)
         return InputTopic(
-            self._send, topic, *read_with(self.topology, topic, key, value)
+            self._send,
+            topic,
+            *read_with(self.topology, topic, key, value),
         )
 
     @overload
     def output(
-        self, topic: str, key: Serde[K], value: Serde[V]
+        self,
+        topic: str,
+        key: Serde[K],
+        value: Serde[V],
     ) -> OutputTopic[K, V]: ...
     @overload
     def output(
-        self, topic: str, key: AnySerde = None, value: AnySerde = None
+        self,
+        topic: str,
+        key: AnySerde = None,
+        value: AnySerde = None,
     ) -> OutputTopic[Any, Any]: ...
     def output(
-        self, topic: str, key: AnySerde = None, value: AnySerde = None
+        self,
+        topic: str,
+        key: AnySerde = None,
+        value: AnySerde = None,
     ) -> OutputTopic[Any, Any]:
         """Return an output topic, with these serdes, or by default those with which the
         topology writes it.
@@ -397,7 +436,12 @@ class TopologyTestDriver:
         if tables and at is None:
             at = partition_of(key or b"", self._partitions[topic])
         self._append(
-            topic, [key], [value], timestamps, partitions=at, headers=[headers]
+            topic,
+            [key],
+            [value],
+            timestamps,
+            partitions=at,
+            headers=[headers],
         )
         for rows in tables:
             source = TopicPartition(topic, at or 0)
@@ -543,7 +587,9 @@ class TopologyTestDriver:
         """Return the partition count of each sub-topology."""
         named = [*self._built.sink_topics, *self._dead_letters, *more]
         self.topology = as_it_runs(
-            self._built, [*named, *self._partitions], self._config
+            self._built,
+            [*named, *self._partitions],
+            self._config,
         )
         given = self._partitions | {
             topic: self._count(topic)
@@ -601,7 +647,10 @@ class TopologyTestDriver:
             self._tasks |= dict.fromkeys(tasks[0].sources, tasks)
 
     def _siblings(
-        self, part: SubTopology, partition: int, earlier: Task | None
+        self,
+        part: SubTopology,
+        partition: int,
+        earlier: Task | None,
     ) -> list[Task]:
         """Return the tasks of a partition; they go on where an earlier task stood."""
         positions = {
@@ -631,17 +680,28 @@ class TopologyTestDriver:
             if (folder := self._state_dir) is not None:
                 where = partial(open_engine, folder / f"{part.id}_{partition}")
                 made = open_database(
-                    part.stores, self._config["default.dsl.store"], where
+                    part.stores,
+                    self._config["default.dsl.store"],
+                    where,
                 )
             self._databases[part.id, partition] = made
         return self._databases[part.id, partition]
 
-    def _task(self, task_id: TaskId, progress: Progress, database: Database) -> Task:
+    def _task(
+        self,
+        task_id: TaskId,
+        progress: Progress,
+        database: Database,
+    ) -> Task:
         program = self._programs[task_id.subtopology]
         native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
         state = TaskState(
-            database, program.subtopology.stores, task_id.key_range, cache_bytes, native
+            database,
+            program.subtopology.stores,
+            task_id.key_range,
+            cache_bytes,
+            native,
         )
         self._changed_rows.watch(
             *(state.stores[name] for name in state.stores.keys() - native.keys())
@@ -649,7 +709,11 @@ class TopologyTestDriver:
         session = self._sinks.session(program.subtopology, task_id.partition)
         task = Task(
             Incarnation(
-                task_id, tuple(progress.partitions), state, progress, sink=session
+                task_id,
+                tuple(progress.partitions),
+                state,
+                progress,
+                sink=session,
             ),
             program,
             self._on_failure(task_id),
@@ -753,7 +817,8 @@ class TopologyTestDriver:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
                     found[run.partition] = Position(
-                        run.next_offset, min([run.stream_time, *run.columns.timestamps])
+                        run.next_offset,
+                        min([run.stream_time, *run.columns.timestamps]),
                     )
                     self._hold(run.partition, True)
                     if not run.at_end:
@@ -894,9 +959,19 @@ class TopologyTestDriver:
         self._unread.add(topic)
         self._writer.append(topic, *columns, **more)
 
-    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+    def _dead_letter(
+        self,
+        failure: Failure,
+        headers: Headers,
+        topic: str,
+    ) -> None:
         record = Forwarded(
-            topic, failure.key, failure.value, failure.timestamp, headers, ANY_PARTITION
+            topic,
+            failure.key,
+            failure.value,
+            failure.timestamp,
+            headers,
+            ANY_PARTITION,
         )
         self._forward([record])
         if topic in self._read_topics:
@@ -912,7 +987,11 @@ class TopologyTestDriver:
             topic = changelog_topic(self.topology.application_id, batch.store)
             at = task.id.partition
             self._writer.append(
-                topic, batch.keys, batch.values, batch.timestamps, partitions=at
+                topic,
+                batch.keys,
+                batch.values,
+                batch.timestamps,
+                partitions=at,
             )
             checkpoints[batch.store] = self._writer.delivered_to(
                 TopicPartition(topic, at)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from coopstreams.state.layout import after, prefix_end
 from coopstreams.topology.columns import Headers
@@ -78,7 +89,13 @@ class Send(Protocol):
 class InputTopic(Generic[K, V]):
     """A topic to send records to. Made by `TopologyTestDriver.input`."""
 
-    def __init__(self, send: Send, topic: str, key: Serde[K], value: Serde[V]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        topic: str,
+        key: Serde[K],
+        value: Serde[V],
+    ) -> None:
         self._send = send
         self._topic = topic
         self._key = key
@@ -247,7 +264,11 @@ class StoreView:
         past: Any = self._past._table(data)
         oldest = newest - (self._spec.history_ms or 0)
         found = version_at(
-            self._table(data).load(data).value, past, data, timestamp, oldest
+            self._table(data).load(data).value,
+            past,
+            data,
+            timestamp,
+            oldest,
         )
         return None if found is None else Row(key, found[1], found[0])
 
@@ -269,7 +290,8 @@ class StoreView:
         if self._spec.kind == "session":
             return self._sessions(data, start_ms, end_ms, reverse=reverse)
         found = self._table(data).scan(
-            window_key(data, start_ms), window_key(data, end_ms + 1)
+            window_key(data, start_ms),
+            window_key(data, end_ms + 1),
         )
         # Windows of longer keys with the same prefix may lie in between.
         rows = [
@@ -280,7 +302,9 @@ class StoreView:
         return rows[::-1] if reverse else rows
 
     def fetch_all(
-        self, start_ms: int = 0, end_ms: int = MAX_START_MS
+        self,
+        start_ms: int = 0,
+        end_ms: int = MAX_START_MS,
     ) -> list[Row[Any, Any]]:
         """Return the windows of all keys that start within start_ms..end_ms, both
         inclusive.
@@ -294,7 +318,11 @@ class StoreView:
         return self._scan(None, None)
 
     def range(
-        self, first: Any = None, last: Any = None, *, reverse: bool = False
+        self,
+        first: Any = None,
+        last: Any = None,
+        *,
+        reverse: bool = False,
     ) -> list[Row[Any, Any]]:
         """Return the rows first..last, in the order of the serialised keys.
 
@@ -337,7 +365,12 @@ class StoreView:
         return [_row(self._key(key), entry) for key, entry in found]
 
     def _sessions(
-        self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool
+        self,
+        data: bytes,
+        earliest_end: int,
+        latest_start: int,
+        *,
+        reverse: bool,
     ) -> list[Row[Any, Any]]:
         """Return the sessions of a key that end and start within these times, in the
         order of their ends.
@@ -385,7 +418,9 @@ def view_of(
         for siblings in partitions
     ]
     return StoreView(
-        spec, tables, None if spec.past is None else view_of(spec.past, partitions)
+        spec,
+        tables,
+        None if spec.past is None else view_of(spec.past, partitions),
     )
 
 

@@ -23,7 +23,10 @@ Families: TypeAlias = dict[str, Rows]
 
 
 def check_engine(
-    new_engine: Callable[[Path], Engine], folder: Path, *, seed: int = 1
+    new_engine: Callable[[Path], Engine],
+    folder: Path,
+    *,
+    seed: int = 1,
 ) -> None:
     """Check that an engine fulfils `Engine`. `folder`: an empty one for it.
 
@@ -59,7 +62,12 @@ def check_engine(
     _check_reopened(new_engine(folder), moments)
 
 
-def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
+def _write(
+    engine: Engine,
+    model: Families,
+    rng: Random,
+    number: int,
+) -> None:
     changes = []
     for family in rng.sample(_FAMILIES, rng.randint(1, 2)):
         rows = model[family]
@@ -80,13 +88,21 @@ def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
     engine.write(changes)
 
 
-def _within(rows: Rows, start: bytes, end: bytes | None) -> list[bytes]:
+def _within(
+    rows: Rows,
+    start: bytes,
+    end: bytes | None,
+) -> list[bytes]:
     """Return the keys from start to end, in their order."""
     return sorted(key for key in rows if start <= key and (end is None or key < end))
 
 
 def _check_reads(
-    engine: Engine, family: str, rows: Rows, rng: Random, when: str
+    engine: Engine,
+    family: str,
+    rows: Rows,
+    rng: Random,
+    when: str,
 ) -> None:
     get = engine.getter(family)
     for key in {*rows, _key(rng), b"", b"no such key"}:
@@ -176,7 +192,11 @@ def _check_reopened(engine: Engine, moments: Sequence[Families]) -> None:
         engine.close()
 
 
-def _same(what: str, found: object, expected: object) -> None:
+def _same(
+    what: str,
+    found: object,
+    expected: object,
+) -> None:
     if found != expected:
         raise AssertionError(f"{what}: {found!r}, should be {expected!r}")
 

@@ -59,7 +59,12 @@ class MemorySink:
 class MemorySession:
     """A session of a `MemorySink`."""
 
-    def __init__(self, sink: MemorySink, partition: SinkPartition, row: _Row) -> None:
+    def __init__(
+        self,
+        sink: MemorySink,
+        partition: SinkPartition,
+        row: _Row,
+    ) -> None:
         self._sink = sink
         self._partition = partition
         self._row = row
@@ -128,7 +133,8 @@ class Sinks:
         if (node := part.applies_to) is None:
             return None
         return self._sinks[node.name].open(
-            SinkPartition(self._application, node.name, partition, ""), 0
+            SinkPartition(self._application, node.name, partition, ""),
+            0,
         )
 
     def view(self, name: str) -> OutputTopic[Any, Any]:

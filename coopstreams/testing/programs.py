@@ -27,7 +27,12 @@ class Identity:
     It is equal to itself alone: its functions need not be hashable.
     """
 
-    def __init__(self, topology: Topology, part: SubTopology, config: Config) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        part: SubTopology,
+        config: Config,
+    ) -> None:
         self.topology = topology
         self.part = part
         self.wrapper: ProcessorWrapper | None = config["processor.wrapper"]
@@ -60,7 +65,12 @@ def compiled(identity: Identity, parts: MakeParts | None) -> Program:
     )
 
 
-def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+def tables(
+    part: SubTopology,
+    config: Config,
+    *,
+    caching: bool,
+) -> dict[str, MakeTable]:
     """Return the factories of stores whose rows are in native memory. They forward a
     record's updates after all its other results. A driver returns results in Kafka
     Streams' order, so it uses them only where there are no other results.

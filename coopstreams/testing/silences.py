@@ -49,7 +49,12 @@ class Silences:
             self._marked.add(batch.partition)
         return not batch.busy
 
-    def over(self, source: TopicPartition, at: Position, tasks: Sequence[Task]) -> bool:
+    def over(
+        self,
+        source: TopicPartition,
+        at: Position,
+        tasks: Sequence[Task],
+    ) -> bool:
         """Return whether a partition's record has been begun, or its time mark has been
         passed by all of its tasks.
         """

@@ -14,7 +14,12 @@ from coopstreams.testing.driver_views import OutputRecord
 from coopstreams.testing.write_order import Forwarded
 from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
+from coopstreams.topology.graph.nodes import (
+    DynamicSink,
+    Sink,
+    Source,
+    Structure,
+)
 from coopstreams.topology.serdes import Serde, raw
 
 Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
@@ -22,7 +27,10 @@ Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
 
 
 def read_with(
-    topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None
+    topology: Structure,
+    topic: str,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
 ) -> Serdes:
     """Return these serdes; for None, that of the source or global table that reads the
     topic.
@@ -68,7 +76,9 @@ def written_with(
 
 
 def _sinks(
-    topology: Structure, topic: str, dead_letters: Sequence[str]
+    topology: Structure,
+    topic: str,
+    dead_letters: Sequence[str],
 ) -> Sequence[Sink | DynamicSink]:
     """Return the sinks that name a topic, else those with a topic extractor."""
     named = [node for node in topology.nodes if isinstance(node, Sink)]
@@ -83,7 +93,9 @@ def _sinks(
 
 
 def decoded(
-    record: Forwarded, key: Serde[Any], value: Serde[Any]
+    record: Forwarded,
+    key: Serde[Any],
+    value: Serde[Any],
 ) -> OutputRecord[Any, Any]:
     """Return a record with key and value as objects."""
     return OutputRecord(
@@ -96,7 +108,11 @@ def decoded(
     )
 
 
-def one_of(name: str, known: Sequence[str], lacks: str) -> str:
+def one_of(
+    name: str,
+    known: Sequence[str],
+    lacks: str,
+) -> str:
     """Return the name, if it is known.
 
     Raises:
@@ -108,7 +124,11 @@ def one_of(name: str, known: Sequence[str], lacks: str) -> str:
     raise TopologyError(f'the topology {lacks} "{name}"{near}')
 
 
-def _the_one(part: str, topic: str, serdes: Sequence[Serde[Any]]) -> Serde[Any]:
+def _the_one(
+    part: str,
+    topic: str,
+    serdes: Sequence[Serde[Any]],
+) -> Serde[Any]:
     first, *others = serdes or [raw]
     if any(other != first for other in others):
         known = " and ".join(dict.fromkeys(str(serde) for serde in serdes))

@@ -4,7 +4,13 @@ within each topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import repeat
 from typing import NamedTuple, TypeVar
 
@@ -61,7 +67,8 @@ def _rows(output: Output) -> Iterator[Forwarded]:
 
 
 def as_written(
-    found: Mapping[TopicPartition, T], topics: Sequence[str]
+    found: Mapping[TopicPartition, T],
+    topics: Sequence[str],
 ) -> dict[TopicPartition, T]:
     """Return entries in the order in which their topics were first written. Those that
     were not written come first.

@@ -120,7 +120,12 @@ class _Comparison:
         self._writers = writers
         self._seen: set[tuple[str, str]] = set()
 
-    def why(self, reader: Any, writer: Any, at: str) -> str:
+    def why(
+        self,
+        reader: Any,
+        writer: Any,
+        at: str,
+    ) -> str:
         """Return why values at this path cannot be read; empty if they can."""
         reader = definition(reader, self._readers)
         writer = definition(writer, self._writers)
@@ -141,7 +146,12 @@ class _Comparison:
             return self.why(reader[part], writer[part], f"{at}[]")
         return self._why_named(reader, writer, at) if kind in NAMED else ""
 
-    def _why_named(self, reader: Any, writer: Any, at: str) -> str:
+    def _why_named(
+        self,
+        reader: Any,
+        writer: Any,
+        at: str,
+    ) -> str:
         kind = reader["type"]
         if not _same_name(reader, writer):
             return f"{at or 'the value'}: it is the {kind} {writer['name']}, and is read as {reader['name']}"
@@ -155,7 +165,12 @@ class _Comparison:
                 return f"{at}: the enum has no symbol {', '.join(more)}, and no default"
         return ""
 
-    def _why_record(self, reader: Any, writer: Any, at: str) -> str:
+    def _why_record(
+        self,
+        reader: Any,
+        writer: Any,
+        at: str,
+    ) -> str:
         pair = (reader["name"], writer["name"])
         if pair in self._seen:
             return ""
@@ -194,7 +209,11 @@ def as_read(writer: Any, reader: Any) -> Any:
     return _as_read(writer, reader, definitions(reader))
 
 
-def _as_read(writer: Any, reader: Any, named: Named) -> Any:
+def _as_read(
+    writer: Any,
+    reader: Any,
+    named: Named,
+) -> Any:
     if isinstance(writer, list):
         return [_as_read(branch, reader, named) for branch in writer]
     kind = writer["type"] if isinstance(writer, dict) else writer
@@ -219,7 +238,12 @@ def _as_read(writer: Any, reader: Any, named: Named) -> Any:
     return _with_logical(writer, kind, branch)
 
 
-def _branch_of(writer: Any, kind: str, reader: Any, named: Named) -> Any:
+def _branch_of(
+    writer: Any,
+    kind: str,
+    reader: Any,
+    named: Named,
+) -> Any:
     """Return the type that a type is read as: the reader's, or a branch of its union;
     None: it is not of the same kind.
     """
@@ -231,7 +255,11 @@ def _branch_of(writer: Any, kind: str, reader: Any, named: Named) -> Any:
     return None
 
 
-def _with_logical(writer: Any, kind: str, reader: Named) -> Any:
+def _with_logical(
+    writer: Any,
+    kind: str,
+    reader: Named,
+) -> Any:
     plain = dict(writer) if isinstance(writer, dict) else {"type": kind}
     if ("logicalType" in plain) == ("logicalType" in reader):
         return writer
@@ -272,7 +300,12 @@ def _full_definitions(schema: Any, space: str) -> Iterator[tuple[str, Named]]:
         yield from _full_definitions(inner, space)
 
 
-def _whole(schema: Any, space: str, others: Named, defined: set[str]) -> Any:
+def _whole(
+    schema: Any,
+    space: str,
+    others: Named,
+    defined: set[str],
+) -> Any:
     if isinstance(schema, str):
         names = (f"{space}.{schema}", schema)
         name = next(filter(others.__contains__, names), None)

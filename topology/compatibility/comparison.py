@@ -28,7 +28,11 @@ _REGISTRY = "registry"
 _ANOTHER = "the schema is another one, and its id is part of the bytes"
 
 
-def of_registry(serde: str, name: str, schema: Schema) -> dict[str, Any]:
+def of_registry(
+    serde: str,
+    name: str,
+    schema: Schema,
+) -> dict[str, Any]:
     """Return the description of a schema that a registry has."""
     return {_REGISTRY: schema.kind, "name": name, "serde": serde, **_texts(schema)}
 
@@ -59,7 +63,8 @@ def why_other_bytes(now: Any, was: Any) -> str:
         ours = _files(_schema(now))
         theirs = _files(_schema(was))
         if not (ours and theirs) or protobuf_changes.parts_of(
-            ours, now["name"]
+            ours,
+            now["name"],
         ) == protobuf_changes.parts_of(theirs, was["name"]):
             return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
@@ -112,7 +117,10 @@ def why_other_rows(now: Any, was: Any) -> str:
 
 
 def same_format(
-    now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]
+    now: str,
+    schemas: Iterable[Any],
+    was: str,
+    schemas_before: Iterable[Any],
 ) -> bool:
     """Whether two serdes, given by their names and schemas, write one format: of a
     registry, the schemas say what may be read, and not the names of classes, or the
@@ -125,7 +133,8 @@ def _format(serde: str, schemas: Iterable[Any]) -> str:
     for schema in schemas:
         if kind := _kind(schema):
             serde = serde.replace(
-                schema["serde"], f"{kind} {'' if kind == 'JSON' else schema['name']}"
+                schema["serde"],
+                f"{kind} {'' if kind == 'JSON' else schema['name']}",
             )
     return serde
 
@@ -151,10 +160,15 @@ def _schema(described: Any, kind: Any = None) -> Schema:
 
 
 @cache
-def _why(name: str, now: Schema, was: Schema) -> str:
+def _why(
+    name: str,
+    now: Schema,
+    was: Schema,
+) -> str:
     if now.kind == "JSON":
         return json_schema_changes.why_unreadable(
-            orjson.loads(now.text), orjson.loads(was.text)
+            orjson.loads(now.text),
+            orjson.loads(was.text),
         )
     if now.kind == "AVRO":
         try:
@@ -162,7 +176,8 @@ def _why(name: str, now: Schema, was: Schema) -> str:
         except ImportError:
             return ""
         return avro_schemas.why_unreadable(
-            parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text))
+            parse_schema(orjson.loads(now.text)),
+            parse_schema(orjson.loads(was.text)),
         )
     reader = _files(now)
     writer = _files(was)

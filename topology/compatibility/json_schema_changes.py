@@ -22,7 +22,12 @@ _PARTS = ("items", "additionalProperties")
 """The schemas of the members of a list, and of the values of a dict."""
 
 
-def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
+def why_unreadable(
+    reader: Any,
+    writer: Any,
+    *,
+    complete: bool = False,
+) -> str:
     """Return why JSON of the schema `writer` cannot be read with `reader`, with the
     path; empty if it may be.
 
@@ -80,7 +85,12 @@ class _Comparison:
     level: Callable[[dict[str, Any], dict[str, Any], str], str]
     seen: set[tuple[int, int]] = field(default_factory=set)
 
-    def why(self, now: Any, was: Any, at: str) -> str:
+    def why(
+        self,
+        now: Any,
+        was: Any,
+        at: str,
+    ) -> str:
         """Return the first difference of two schemas at this path; empty if there is
         none.
         """
@@ -103,7 +113,11 @@ class _Comparison:
 
 
 def _unreadable_level(
-    reader: dict[str, Any], writer: dict[str, Any], at: str, *, complete: bool
+    reader: dict[str, Any],
+    writer: dict[str, Any],
+    at: str,
+    *,
+    complete: bool,
 ) -> str:
     place = at or "the value"
     wanted = _types(reader)
@@ -122,7 +136,11 @@ def _unreadable_level(
     return ""
 
 
-def _other_level(now: dict[str, Any], was: dict[str, Any], at: str) -> str:
+def _other_level(
+    now: dict[str, Any],
+    was: dict[str, Any],
+    at: str,
+) -> str:
     place = at or "the key"
     types = now.get("type")
     before = was.get("type")

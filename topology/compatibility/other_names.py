@@ -35,7 +35,10 @@ class OtherNames:
 
 
 def missing(
-    of: object, what: str, name: str, written: Mapping[str, str]
+    of: object,
+    what: str,
+    name: str,
+    written: Mapping[str, str],
 ) -> AttributeError:
     """Return the error for an attribute that `of` has not; `what` names it, `written`
     is as of `OtherNames`.
@@ -100,7 +103,13 @@ _AGGREGATED_FIRST = ".count(), .reduce(...) or .aggregate(...), then ."
 
 STREAM = {
     **_behind(
-        _GROUPED_FIRST, "aggregate", "cogroup", "count", "mean", "reduce", "windowed_by"
+        _GROUPED_FIRST,
+        "aggregate",
+        "cogroup",
+        "count",
+        "mean",
+        "reduce",
+        "windowed_by",
     ),
     **_behind(".group_by_key().count(), or another aggregation, then .", "suppress"),
     **_after(".group_by_key().", _WINDOWED),

@@ -23,7 +23,8 @@ from coopstreams.topology.compatibility.schema import Schema
 
 _WIRE = {
     **dict.fromkeys(
-        (3, 4, 5, 8, 13, 14), "a varint"
+        (3, 4, 5, 8, 13, 14),
+        "a varint",
     ),  # int64, uint64, int32, bool, uint32, enum
     **dict.fromkeys((17, 18), "a zigzag varint"),  # sint32, sint64
     **dict.fromkeys((6, 16), "8 bytes"),  # fixed64, sfixed64
@@ -62,7 +63,11 @@ def files_of(schema: Schema) -> tuple[Any, ...]:
     return ()
 
 
-def why_unreadable(reader: Sequence[Any], writer: Sequence[Any], name: str) -> str:
+def why_unreadable(
+    reader: Sequence[Any],
+    writer: Sequence[Any],
+    name: str,
+) -> str:
     """Return why the message `name` of the files `writer` cannot be read as that of
     `reader`; empty if it can.
 
@@ -135,7 +140,11 @@ def path_to(file: Any, name: str) -> tuple[int, ...] | None:
 
 
 def _why(
-    name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, seen: set[str]
+    name: str,
+    readers: dict[str, Any],
+    writers: dict[str, Any],
+    at: str,
+    seen: set[str],
 ) -> str:
     if name in seen:
         return ""
@@ -160,7 +169,11 @@ def _why(
     return ""
 
 
-def _why_field(field: Any, other: Any, place: str) -> str:
+def _why_field(
+    field: Any,
+    other: Any,
+    place: str,
+) -> str:
     """Return why a field cannot be read by its number alone; `other` is the writer's,
     or None.
     """

@@ -172,7 +172,12 @@ def _message(tokens: _Tokens, message: Any) -> None:
             _field(tokens, message, word)
 
 
-def _field(tokens: _Tokens, message: Any, word: str, oneof: int | None = None) -> None:
+def _field(
+    tokens: _Tokens,
+    message: Any,
+    word: str,
+    oneof: int | None = None,
+) -> None:
     label = _LABELS.get(word, 0)
     kind = tokens.take() if label else word
     field = message.field.add(label=label or 1)
@@ -232,7 +237,8 @@ def _enum(tokens: _Tokens, enum: Any) -> None:
             tokens.expect("=")
             sign = tokens.take()
             enum.value.add(
-                name=word, number=int(sign + tokens.take() if sign == "-" else sign, 0)
+                name=word,
+                number=int(sign + tokens.take() if sign == "-" else sign, 0),
             )
             tokens.skip()
 
@@ -267,7 +273,11 @@ def _types_of(files: Iterable[Any]) -> dict[str, int]:
     }
 
 
-def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:
+def _named(
+    scope: str,
+    messages: Any,
+    enums: Any,
+) -> Iterator[tuple[str, int]]:
     yield from ((f"{scope}.{enum.name}".removeprefix("."), _ENUM) for enum in enums)
     for message in messages:
         name = f"{scope}.{message.name}".removeprefix(".")
@@ -275,7 +285,11 @@ def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:
         yield from _named(name, message.nested_type, message.enum_type)
 
 
-def _found(name: str, scope: str, known: dict[str, int]) -> str | None:
+def _found(
+    name: str,
+    scope: str,
+    known: dict[str, int],
+) -> str | None:
     """Return the full name of a type that is named within a scope; None: it is of
     another file.
     """
@@ -289,7 +303,11 @@ def _found(name: str, scope: str, known: dict[str, int]) -> str | None:
         scope = scope.rpartition(".")[0]
 
 
-def _plain_message(bare: Any, message: Any, known: dict[str, int]) -> None:
+def _plain_message(
+    bare: Any,
+    message: Any,
+    known: dict[str, int],
+) -> None:
     bare.name = message.name
     if message.options.map_entry:
         bare.options.map_entry = True
@@ -309,7 +327,11 @@ def _plain_message(bare: Any, message: Any, known: dict[str, int]) -> None:
         _copy_type(made, field, known)
 
 
-def _copy_type(made: Any, field: Any, known: dict[str, int]) -> None:
+def _copy_type(
+    made: Any,
+    field: Any,
+    known: dict[str, int],
+) -> None:
     """Copy the type of a field, and whether it is optional or in a oneof."""
     if field.type_name:
         made.type_name = field.type_name
@@ -414,7 +436,11 @@ def _oneof_lines(message: Any, maps: dict[str, Any]) -> Iterator[str]:
             yield "}"
 
 
-def _label(field: Any, maps: dict[str, Any], syntax: str) -> str:
+def _label(
+    field: Any,
+    maps: dict[str, Any],
+    syntax: str,
+) -> str:
     if field.label == _REPEATED:
         return "" if _entry(field, maps) is not None else "repeated "
     if field.label == _REQUIRED:

@@ -31,13 +31,17 @@ def with_births(
     return [
         given if birth == timestamp else [*(given or ()), (HEADER, _TIME.pack(birth))]
         for given, birth, timestamp in zip(
-            headers or [None] * len(births), births, timestamps, strict=True
+            headers or [None] * len(births),
+            births,
+            timestamps,
+            strict=True,
         )
     ]
 
 
 def births_in(
-    headers: Sequence[Headers | None] | None, timestamps: Int64s
+    headers: Sequence[Headers | None] | None,
+    timestamps: Int64s,
 ) -> tuple[list[int] | None, list[Headers | None] | None]:
     """Return the births of records, None if all are the timestamps; and the headers
     without them.

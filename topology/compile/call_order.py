@@ -178,7 +178,12 @@ class Results:
         """
         self._ended.clear()
 
-    def give(self, node: str, offset: int, call: Ended) -> None:
+    def give(
+        self,
+        node: str,
+        offset: int,
+        call: Ended,
+    ) -> None:
         """Add the result of a record at a node; results come in the order in which the
         node is called.
         """

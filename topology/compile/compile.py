@@ -22,7 +22,12 @@ from coopstreams.topology.compile.call_order import ahead_of_calls, keys_suffice
 from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import BoundProgram, Code, Compiled, Program
+from coopstreams.topology.compile.program import (
+    BoundProgram,
+    Code,
+    Compiled,
+    Program,
+)
 from coopstreams.topology.compile.timestamps import timestamp_column
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import (
@@ -119,7 +124,13 @@ def compile_subtopology(
     timed = timed_topics(topology.subtopologies)
     title = f"{topology.application_id} sub-topology {subtopology.id}"
     compilation = _Compilation(
-        title, subtopology, OPERATORS, wrapper, parts, may_drop, timed
+        title,
+        subtopology,
+        OPERATORS,
+        wrapper,
+        parts,
+        may_drop,
+        timed,
     )
     first = ahead_of_calls(subtopology)
     ahead = None
@@ -215,7 +226,12 @@ class _Compilation:
         }
         operators = {node.name: operator_of(node, compiler.analysis) for node in nodes}
         return Compiled(
-            text, tuple(unit.sites), tuple(unit.drops), make, operator_times, operators
+            text,
+            tuple(unit.sites),
+            tuple(unit.drops),
+            make,
+            operator_times,
+            operators,
         )
 
 
@@ -247,7 +263,8 @@ def _flushes(compiler: Compiler) -> list[str]:
         if isinstance(node, Suppress):
             names.append(f"{compiler.unit.identifier('waiting', node.name)}_due")
         elif isinstance(node, TableTableJoin) and table_joins.waits_for_both(
-            compiler, node
+            compiler,
+            node,
         ):
             names.append(table_joins.flush(compiler, node))
         elif (cached := _cached(compiler, node)) is not None:
@@ -290,7 +307,10 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             with function.guard("deserialization", source.name):
                 function.line(f"{check}(key_bytes)")
         record = RecordVariables(
-            source.name, "key_bytes", source.key, value_bytes="value_bytes"
+            source.name,
+            "key_bytes",
+            source.key,
+            value_bytes="value_bytes",
         )
         record.value_serde = source.value
         if (
@@ -352,7 +372,11 @@ def _tell_time(unit: Unit, source: Source) -> None:
     function.assigned.update(names)
 
 
-def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[str, Any]:
+def _executed(
+    title: str,
+    text: str,
+    constants: Mapping[str, object],
+) -> dict[str, Any]:
     """Run the source as a module of its own and return its names."""
     # The hash in the file name keeps different code apart: a traceback must show the
     # code that ran.
@@ -365,6 +389,7 @@ def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[st
     )
     names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}
     exec(
-        compile(text, filename, "exec"), names
+        compile(text, filename, "exec"),
+        names,
     )  # the text is ours: user functions are constants in it, and names are quoted
     return names

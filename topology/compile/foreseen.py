@@ -54,7 +54,12 @@ class Foreseen:
     def __init__(self, topics: Iterable[str]) -> None:
         self._chunks = {topic: deque[Advances]() for topic in topics}
 
-    def add(self, topic: str, advances: Iterable[Advances], reached_ms: int) -> None:
+    def add(
+        self,
+        topic: str,
+        advances: Iterable[Advances],
+        reached_ms: int,
+    ) -> None:
         """Take in more of a topic's, in the order of the partition; forget those of
         batches that the task has done.
         """
@@ -64,7 +69,10 @@ class Foreseen:
         chunks += advances
 
     def first(
-        self, due_ms: int, reached_ms: Mapping[str, int], place: Place
+        self,
+        due_ms: int,
+        reached_ms: Mapping[str, int],
+        place: Place,
     ) -> tuple[int, str] | None:
         """Return the first advance to `due_ms` or later in front of a place: the time,
         and the topic.

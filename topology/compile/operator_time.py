@@ -21,7 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import (
+    Any,
+    NamedTuple,
+    TypeAlias,
+    cast,
+)
 
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.graph.join_nodes import stores_of
@@ -43,7 +48,12 @@ from coopstreams.topology.graph.nodes import (
     ToStream,
 )
 from coopstreams.topology.keys import KeyRange, key_hash
-from coopstreams.topology.operators.analysis import Analysis, Edge, Reads, reads_step
+from coopstreams.topology.operators.analysis import (
+    Analysis,
+    Edge,
+    Reads,
+    reads_step,
+)
 from coopstreams.topology.serdes import Serde
 
 _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
@@ -65,7 +75,11 @@ _Chain: TypeAlias = tuple[Node, ...]
 
 
 def operator_time_columns(
-    subtopology: SubTopology, topic: str, nodes: Sequence[str], *, may_drop: bool
+    subtopology: SubTopology,
+    topic: str,
+    nodes: Sequence[str],
+    *,
+    may_drop: bool,
 ) -> OperatorTimeColumns:
     """Return the function that finds out which records of a topic reach these nodes.
 
@@ -196,7 +210,11 @@ def _latest_arrival(
 
 
 def _reaches(
-    source: Source, analysis: Analysis, name: str, *, may_drop: bool
+    source: Source,
+    analysis: Analysis,
+    name: str,
+    *,
+    may_drop: bool,
 ) -> Callable[[Columns], Arrivals]:
     """Return the function that gives the arrivals at a node.
 
@@ -249,7 +267,11 @@ def _null_test(ways: list[_Chain]) -> Callable[[Columns], bool]:
     return drops
 
 
-def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
+def _ways(
+    source: Source,
+    node: Node,
+    analysis: Analysis,
+) -> list[_Chain]:
     """Return the paths from the source to a node, each as the nodes below the source."""
     ways: list[_Chain] = []
     for side, parent in enumerate(analysis.named(name) for name in node.parents):
@@ -287,7 +309,13 @@ def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
     return (*steps, way[-1])
 
 
-def _read(way: _Chain, source: Source, analysis: Analysis, *, may_drop: bool) -> Reads:
+def _read(
+    way: _Chain,
+    source: Source,
+    analysis: Analysis,
+    *,
+    may_drop: bool,
+) -> Reads:
     """Return the parts of a source's record that are deserialised before it has reached
     the last node of a path.
 
@@ -308,7 +336,8 @@ def _read(way: _Chain, source: Source, analysis: Analysis, *, may_drop: bool) ->
         elif may_drop or _drops_null_values(node):
             read |= _of_source(below[node.name], value)
         if may_drop and not isinstance(
-            above, Split
+            above,
+            Split,
         ):  # what several children read is deserialised above them
             several = Reads(
                 sum(each.key for each in below.values()) > 1,
@@ -364,7 +393,11 @@ def _arrives(
     )
 
 
-def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
+def _survivors(
+    way: _Chain,
+    key: Any,
+    value: Any,
+) -> list[Any]:
     """Return the values that these nodes forward for a record, of which parts that
     nothing reads are bytes.
     """
@@ -390,7 +423,11 @@ def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
     return values
 
 
-def _mapped(node: MapValues | FlatMapValues, key: Any, values: list[Any]) -> list[Any]:
+def _mapped(
+    node: MapValues | FlatMapValues,
+    key: Any,
+    values: list[Any],
+) -> list[Any]:
     mapped: list[Any] = [
         node.mapper(key, value) if node.with_key else node.mapper(value)
         for value in values
@@ -398,7 +435,11 @@ def _mapped(node: MapValues | FlatMapValues, key: Any, values: list[Any]) -> lis
     return mapped if isinstance(node, MapValues) else list(chain.from_iterable(mapped))
 
 
-def _branch(predicates: tuple[Any, ...], key: Any, value: Any) -> int:
+def _branch(
+    predicates: tuple[Any, ...],
+    key: Any,
+    value: Any,
+) -> int:
     return next(
         (
             number

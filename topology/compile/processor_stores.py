@@ -92,7 +92,11 @@ class KeyValueStore(Generic[K, V]):
         return self._scan(None, None, reverse=reverse)
 
     def range(
-        self, first: K | None = None, last: K | None = None, *, reverse: bool = False
+        self,
+        first: K | None = None,
+        last: K | None = None,
+        *,
+        reverse: bool = False,
     ) -> Iterator[tuple[K, V]]:
         """Return the entries from first to last, in the order of the serialised keys.
 
@@ -108,7 +112,9 @@ class KeyValueStore(Generic[K, V]):
         end = None if last is None else self._write(last)
         check_range(start, end, repr(first), repr(last))
         return self._scan(
-            start, None if end is None else end + b"\x00", reverse=reverse
+            start,
+            None if end is None else end + b"\x00",
+            reverse=reverse,
         )
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:
@@ -183,7 +189,9 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
     """
 
     def __init__(
-        self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]
+        self,
+        rows: KeyValueStore[K, Headed],
+        at_hand: Callable[[], Headers | None],
     ) -> None:
         super().__init__(rows._table, rows._now)
         self._rows = rows
@@ -210,7 +218,8 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
         it.
         """
         self._rows.put(
-            key, None if value is None else Headed(value, list(self._at_hand() or ()))
+            key,
+            None if value is None else Headed(value, list(self._at_hand() or ())),
         )
 
     def _scan(
@@ -243,7 +252,12 @@ class WindowStore(Generic[K, V]):
         value: V | None = self._table.load(window_key(self._write(key), start_ms)).value
         return value
 
-    def put(self, key: K, value: V | None, start_ms: int) -> None:
+    def put(
+        self,
+        key: K,
+        value: V | None,
+        start_ms: int,
+    ) -> None:
         """Set the value of a key's window that starts at `start_ms`; None deletes it.
         An expired window is ignored.
         """
@@ -251,7 +265,12 @@ class WindowStore(Generic[K, V]):
         self._table.advance(start_ms)
 
     def fetch(
-        self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False
+        self,
+        key: K,
+        from_ms: int,
+        to_ms: int,
+        *,
+        reverse: bool = False,
     ) -> Iterator[tuple[int, V]]:
         """Return (start, value) of the windows of a key that start from from_ms to
         to_ms, both inclusive.
@@ -292,20 +311,34 @@ class SessionStore(Generic[K, V]):
         self._write = table.spec.key.for_keys().serialize
         self._read = table.spec.key.deserialize
 
-    def get(self, key: K, start_ms: int, end_ms: int) -> V | None:
+    def get(
+        self,
+        key: K,
+        start_ms: int,
+        end_ms: int,
+    ) -> V | None:
         """Return the value of a session, None if there is none."""
         value: V | None = self._table.load(
             session_key(self._write(key), start_ms, end_ms)
         ).value
         return value
 
-    def put(self, key: K, value: V | None, start_ms: int, end_ms: int) -> None:
+    def put(
+        self,
+        key: K,
+        value: V | None,
+        start_ms: int,
+        end_ms: int,
+    ) -> None:
         """Set the value of a session; None deletes it. Its timestamp is its end."""
         self._table.put(session_key(self._write(key), start_ms, end_ms), value, end_ms)
         self._table.advance(end_ms)
 
     def sessions(
-        self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS
+        self,
+        key: K,
+        earliest_end_ms: int = 0,
+        latest_start_ms: int = _LATEST_MS,
     ) -> Iterator[tuple[tuple[int, int], V]]:
         """Return ((start, end), value) of a key's sessions with earliest_end <= end,
         start <= latest_start, by end.
@@ -335,7 +368,10 @@ class VersionedStore(Generic[K, V]):
     """
 
     def __init__(
-        self, table: TableStore, past: VersionTableStore, now: Callable[[], int]
+        self,
+        table: TableStore,
+        past: VersionTableStore,
+        now: Callable[[], int],
     ) -> None:
         self._table = table
         self._past = past
@@ -356,11 +392,20 @@ class VersionedStore(Generic[K, V]):
         """
         data = self._write(key)
         value: V | None = value_at(
-            self._table.load(data).value, self._past, data, timestamp, self._oldest
+            self._table.load(data).value,
+            self._past,
+            data,
+            timestamp,
+            self._oldest,
         )
         return value
 
-    def put(self, key: K, value: V | None, timestamp: int) -> bool:
+    def put(
+        self,
+        key: K,
+        value: V | None,
+        timestamp: int,
+    ) -> bool:
         """Set the value that a key has from `timestamp` until its next version; None
         deletes it.
 
@@ -380,7 +425,13 @@ class VersionedStore(Generic[K, V]):
         data = self._write(key)
         entry = self._table.load(data)
         put_version(
-            entry, self._past, data, timestamp, value, self._oldest, self._history_ms
+            entry,
+            self._past,
+            data,
+            timestamp,
+            value,
+            self._oldest,
+            self._history_ms,
         )
         if not entry.dirty:
             self._table.touch(data, entry)
@@ -391,12 +442,18 @@ class VersionedStore(Generic[K, V]):
         return self._now() - self._history_ms
 
 
-def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> Entry:
+def put_row(
+    table: TableStore,
+    key: bytes,
+    value: object,
+    timestamp: int,
+) -> Entry:
     """Set the value of a row, and return the row; None deletes it."""
     entry = table.load(key)
     if not entry.dirty:
         table.touch(
-            key, entry
+            key,
+            entry,
         )  # before the change: a global table raises here, and its rows are shared
     entry.value = value
     entry.timestamp = timestamp

@@ -14,13 +14,24 @@ one pair of lists for all topics (a writer takes those of one).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from sys import maxsize
 from typing import Any
 
-from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartition
+from coopstreams.topology.columns import (
+    Advances,
+    Columns,
+    Headers,
+    TopicPartition,
+)
 from coopstreams.topology.compile.call_order import Results, Wanted
 from coopstreams.topology.compile.foreseen import Foreseen, Place
 from coopstreams.topology.compile.operator_time import (
@@ -104,7 +115,10 @@ class Program:
         return bool(self.idle_ms or self.timed_sinks) or self.clocked
 
     def operator_times_of(
-        self, topic: str, *, may_drop: bool = True
+        self,
+        topic: str,
+        *,
+        may_drop: bool = True,
     ) -> OperatorTimeColumns | None:
         """Return the function by which the reader computes a shared topic's operator
         times; None if it has none.
@@ -245,7 +259,9 @@ class BoundProgram:
         by_operators = {
             drop: count
             for drop, count in zip(
-                self._compiled.drops, self._code.dropped, strict=True
+                self._compiled.drops,
+                self._code.dropped,
+                strict=True,
             )
             if count
         }
@@ -390,7 +406,8 @@ class BoundProgram:
         Call it before the first record.
         """
         self._stream_times[source.topic] = max(
-            stream_time, self._stream_times[source.topic]
+            stream_time,
+            self._stream_times[source.topic],
         )
         if times := self.resumed(source, stream_time, operator_times):
             self._code.reached[source.topic](times, False)
@@ -454,7 +471,9 @@ class BoundProgram:
             node: time
             for topic, times in self._code.times.items()
             for node, time in zip(
-                self._compiled.operator_times[topic], times(), strict=True
+                self._compiled.operator_times[topic],
+                times(),
+                strict=True,
             )
         }
         return {topic: known[node] for topic, node in self._timed_sinks.items()}
@@ -482,7 +501,9 @@ class BoundProgram:
         self.advance(source, -1, [by_node.get(node, -1) for node in nodes])
 
     def parts_of(
-        self, node: str, topics: Sequence[str]
+        self,
+        node: str,
+        topics: Sequence[str],
     ) -> list[list[tuple[KeyRange, int]]]:
         """Return the parts of the task's range on each topic, with the first stream
         time of each for a node; -1: unknown.
@@ -560,7 +581,9 @@ class BoundProgram:
         return RecordMetadata(source.topic, source.partition, columns.offsets[i])
 
     def under_headers(
-        self, headers: Headers | None, call: Callable[[], object]
+        self,
+        headers: Headers | None,
+        call: Callable[[], object],
     ) -> None:
         """Make a call; the records that it writes get these headers."""
         if headers == (before := self.headers):
@@ -584,11 +607,24 @@ class BoundProgram:
             self.ending = ending
             raise
 
-    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
+    def fail_punctuation(
+        self,
+        node: str,
+        error: Exception,
+        now_ms: int,
+    ) -> None:
         """Hand an error of a punctuation to the failure handler."""
         self._hand_over(
             Failure(
-                "processing", node, error, self._source, None, None, None, now_ms, None
+                "processing",
+                node,
+                error,
+                self._source,
+                None,
+                None,
+                None,
+                now_ms,
+                None,
             )
         )
 
@@ -634,7 +670,12 @@ class BoundProgram:
             yield row
         self.held_row = before
 
-    def want(self, node: str, key: Any, value: Any) -> None:
+    def want(
+        self,
+        node: str,
+        key: Any,
+        value: Any,
+    ) -> None:
         """Note in `wanted` that a node is to be called for the current record."""
         i = self.at_hand()[2]
         row = i if self._rows is None else self._rows[i]
@@ -655,7 +696,8 @@ class BoundProgram:
         return self._source, self._columns, self._index(len(self._columns))
 
     def flushing(
-        self, entries: list[tuple[bytes, Entry]]
+        self,
+        entries: list[tuple[bytes, Entry]],
     ) -> Iterator[tuple[bytes, Entry]]:
         """Return an iterator over table entries; the current entry is the one that it
         returned last.
@@ -679,7 +721,9 @@ class BoundProgram:
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
     def _giving_headers(
-        self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]
+        self,
+        keys: Iterable[bytes | None],
+        headers: Sequence[Headers | None],
     ) -> Iterator[bytes | None]:
         """Yield the keys; after each, set its headers on the records that were written
         for it.
@@ -693,7 +737,8 @@ class BoundProgram:
             self._give_headers(self.headers)
 
     def _giving_their_headers(
-        self, entries: Iterator[tuple[bytes, Entry]]
+        self,
+        entries: Iterator[tuple[bytes, Entry]],
     ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries, and after each give its headers to the records that were
         written for it.
@@ -717,7 +762,10 @@ class BoundProgram:
         topic = self._source.topic
         queue = self.punctuations["stream_time"]
         for key, now, offset in zip(
-            columns.keys, columns.stream_times, columns.offsets, strict=True
+            columns.keys,
+            columns.stream_times,
+            columns.offsets,
+            strict=True,
         ):
             if queue.due(now):
                 self._punctuate_before(topic, now, offset)
@@ -726,7 +774,12 @@ class BoundProgram:
                 self._stream_times[topic] = max(now, self._stream_times[topic])
                 self._punctuate("stream_time", self.task_time())
 
-    def _punctuate_before(self, topic: str, now_ms: int, offset: int) -> None:
+    def _punctuate_before(
+        self,
+        topic: str,
+        now_ms: int,
+        offset: int,
+    ) -> None:
         """Call the punctuations that records of any key range in front of a place have
         made due, each at its time.
         """

@@ -75,7 +75,12 @@ class Surroundings(Protocol):
         what it raises ends the batch.
         """
 
-    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
+    def fail_punctuation(
+        self,
+        node: str,
+        error: Exception,
+        now_ms: int,
+    ) -> None:
         """Give an error of a punctuation to the failure handler."""
 
     def task_time(self) -> int:
@@ -104,7 +109,12 @@ class EffectsWork:
         self._children = children
         self._by_name = by_name
 
-    def run(self, key: bytes, timestamp: int, effects: Iterable[Effect]) -> None:
+    def run(
+        self,
+        key: bytes,
+        timestamp: int,
+        effects: Iterable[Effect],
+    ) -> None:
         """Apply the recorded effects in order: changes of this key's rows, and records
         for the nodes below.
         """
@@ -115,7 +125,11 @@ class EffectsWork:
             record = effect.record
             children = self._children if effect.to is None else self._by_name[effect.to]
             forward = partial(
-                children, None, record.key, record.value, max(0, record.timestamp)
+                children,
+                None,
+                record.key,
+                record.value,
+                max(0, record.timestamp),
             )
             self._around.pass_on(record.headers or None, forward)
 
@@ -179,7 +193,11 @@ class Work:
         made.init(self)
 
     def run(
-        self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int
+        self,
+        key_bytes: bytes | None,
+        key: Any,
+        value: Any,
+        timestamp: int,
     ) -> None:
         """Give the processor a record."""
         before = self._at, self._timestamp
@@ -256,7 +274,9 @@ class Work:
             KeyValueStore(table, lambda: self._timestamp)
             if table.spec.ttl_ms is None
             else ExpiringKeyValueStore(
-                table, lambda: self._timestamp, self._around.task_time
+                table,
+                lambda: self._timestamp,
+                self._around.task_time,
             )
         )
         if isinstance(table.spec.value, KeptHeaders):
@@ -276,7 +296,8 @@ class Work:
                 f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms'
             )
         schedule = Schedule(
-            interval_ms, lambda now_ms: self._punctuate(function, now_ms)
+            interval_ms,
+            lambda now_ms: self._punctuate(function, now_ms),
         )
         queue = self._around.punctuations[type_]
         first_ms = 0

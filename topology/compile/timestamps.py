@@ -37,7 +37,12 @@ from coopstreams.topology.errors import (
     SerdeError,
 )
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Function, Node, Source, Structure
+from coopstreams.topology.graph.nodes import (
+    Function,
+    Node,
+    Source,
+    Structure,
+)
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.schemas import RegistryUnavailableError, SchemaSerde
 from coopstreams.topology.windows import FOREVER_MS
@@ -131,7 +136,12 @@ def valid(
     return found
 
 
-def _failure(source: Source, at: TopicPartition, columns: Columns, i: int) -> Failure:
+def _failure(
+    source: Source,
+    at: TopicPartition,
+    columns: Columns,
+    i: int,
+) -> Failure:
     timestamp = columns.timestamps[i]
     error: Exception
     if source.timestamp is None:
@@ -159,7 +169,11 @@ def timestamp_column(source: Source) -> TimestampColumn:
     read_value = source.value.decode
     of_invalid = getattr(function, "keeps_valid", False)
 
-    def column(at: TopicPartition, columns: Columns, stream_time: int) -> Int64s:
+    def column(
+        at: TopicPartition,
+        columns: Columns,
+        stream_time: int,
+    ) -> Int64s:
         if of_invalid and min(columns.timestamps, default=0) >= 0:
             return columns.timestamps
         (topic, partition) = at
@@ -200,7 +214,10 @@ def timestamp_column(source: Source) -> TimestampColumn:
 
 
 def extraction_error(
-    source: Source, at: TopicPartition, columns: Columns, i: int
+    source: Source,
+    at: TopicPartition,
+    columns: Columns,
+    i: int,
 ) -> Exception:
     """Return the error of a record whose timestamp is `failed`, by extracting it once
     more.

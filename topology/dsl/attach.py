@@ -19,7 +19,13 @@ from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import PRESENT, keyed
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Unknown, serde_or_none
-from coopstreams.topology.graph.nodes import DynamicSink, Late, Merge, Sink, TableSource
+from coopstreams.topology.graph.nodes import (
+    DynamicSink,
+    Late,
+    Merge,
+    Sink,
+    TableSource,
+)
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -131,11 +137,17 @@ def sink_of(
     """
     if partitioner is not None:
         partitioner = checked(
-            "partitioner=", partitioner, "topic", "key", "value", "partitions"
+            "partitioner=",
+            partitioner,
+            "topic",
+            "key",
+            "value",
+            "partitions",
         )
     if callable(topic):
         make: Function = partial(
-            DynamicSink, topic_of=checked(where, topic, "key", "value")
+            DynamicSink,
+            topic_of=checked(where, topic, "key", "value"),
         )
     else:
         make = partial(Sink, topic=check_name(topic, "the topic"))
@@ -194,7 +206,11 @@ def late(taken: Flow, name: str | None) -> Flow:
     return replace(taken.then("KSTREAM-LATE-", name, Late), rekeyed=True)
 
 
-def merge(left: Flow, right: Flow, name: str | None) -> Flow:
+def merge(
+    left: Flow,
+    right: Flow,
+    name: str | None,
+) -> Flow:
     """Return both flows merged. A serde that both have stays; keys with two serdes
     count as changed.
 
@@ -208,12 +224,14 @@ def merge(left: Flow, right: Flow, name: str | None) -> Flow:
         "KSTREAM-MERGE-",
         name,
         lambda name, parents: Merge(
-            name=name, parents=tuple(dict.fromkeys((*parents, right.node)))
+            name=name,
+            parents=tuple(dict.fromkeys((*parents, right.node))),
         ),
     )
 
     def common(
-        a: Serde[Any] | Unknown, b: Serde[Any] | Unknown
+        a: Serde[Any] | Unknown,
+        b: Serde[Any] | Unknown,
     ) -> Serde[Any] | Unknown:
         unknown = next(
             (serde for serde in (a, b) if isinstance(serde, Unknown)),

@@ -83,7 +83,11 @@ class Kept:
     retention: Duration | None = None
 
 
-def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
+def aggregate(
+    group: Grouped,
+    fold: Fold,
+    kept: Kept,
+) -> TableFlow:
     """Return the table of a count, reduce or aggregate.
 
     Raises:
@@ -123,7 +127,8 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
         and spec.retention_ms is not None
     ):
         spec = replace(
-            spec, retention_ms=spec.retention_ms + 1
+            spec,
+            retention_ms=spec.retention_ms + 1,
         )  # a session's end is inclusive: Kafka Streams expires it as it closes, and loses it
     graph.needed_stores.add(store_name)
     graph.attach(
@@ -227,7 +232,11 @@ def group_table(
     return Grouped(flow.with_key(key, "group_by").with_value(value, "group_by"), name)
 
 
-def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
+def aggregate_table(
+    group: Grouped,
+    fold: Fold,
+    kept: Kept,
+) -> TableFlow:
     """Return the table of a count, reduce or aggregate of another table's rows.
 
     Raises:
@@ -242,7 +251,11 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     grouped_value = group.flow.needed("value", where, cure)
     pairs = replace(group.flow, value=changed(grouped_value))
     flow = keyed(
-        pairs, group.name or store_name, where, cure=cure, named=group.name is not None
+        pairs,
+        group.name or store_name,
+        where,
+        cure=cure,
+        named=group.name is not None,
     )
     value = serde_or_none(kept.value, "value", where) or grouped_value
     spec = kept_as(
@@ -278,7 +291,9 @@ def _spec(
         return spec
     least = _least_retention_ms(windows)
     spec = replace(
-        spec, kind="window", retention_ms=_retention_ms(least, retention, where)
+        spec,
+        kind="window",
+        retention_ms=_retention_ms(least, retention, where),
     )
     if isinstance(windows, SessionWindows):
         return replace(spec, kind="session", row_key=session_windowed(key), step_ms=1)
@@ -312,7 +327,11 @@ def _least_retention_ms(windows: AnyWindows) -> int:
     return min(windows.size_ms + windows.grace_ms, _AGES_MS)
 
 
-def _retention_ms(least: int, retention: Duration | None, where: str) -> int:
+def _retention_ms(
+    least: int,
+    retention: Duration | None,
+    where: str,
+) -> int:
     if retention is None:
         return least
     retention_ms = duration_ms(retention, f"{where}: retention")

@@ -29,7 +29,12 @@ from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
-from coopstreams.topology.graph.graph import Flow, Graph, Repartition, serde_or_none
+from coopstreams.topology.graph.graph import (
+    Flow,
+    Graph,
+    Repartition,
+    serde_or_none,
+)
 from coopstreams.topology.graph.join_nodes import (
     BufferedJoin,
     ForeignKeyAnswer,
@@ -91,7 +96,11 @@ class StreamJoin:
         return checked(self.method, self.joiner, *key, "value", other)
 
 
-def joined(flow: Flow, other: Flow | TableFlow | GlobalTable, join: StreamJoin) -> Flow:
+def joined(
+    flow: Flow,
+    other: Flow | TableFlow | GlobalTable,
+    join: StreamJoin,
+) -> Flow:
     """Return the join of a stream with a stream, a table or a global table.
 
     Raises:
@@ -123,7 +132,11 @@ def _check_table_options(join: StreamJoin, table: TableFlow) -> None:
             )
 
 
-def _join_table(flow: Flow, table: TableFlow, join: StreamJoin) -> Flow:
+def _join_table(
+    flow: Flow,
+    table: TableFlow,
+    join: StreamJoin,
+) -> Flow:
     """Return the flow of the joiner's results for each record and the table's row of
     its key.
     """
@@ -195,12 +208,19 @@ def _held(
     value = with_headers(flow.needed("value", where))
     buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
     spec = StoreSpec(
-        flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value)
+        flow.graph.names.store("", buffer),
+        "key_value",
+        key,
+        waiting_of(value, value),
     )
     return partial(BufferedJoin, **node, buffer=spec, grace_ms=grace_ms)
 
 
-def _join_global(flow: Flow, table: GlobalTable, join: StreamJoin) -> Flow:
+def _join_global(
+    flow: Flow,
+    table: GlobalTable,
+    join: StreamJoin,
+) -> Flow:
     """Return the flow of the joiner's results for each record and the row of the key
     that `on` returns; keys stay.
     """
@@ -296,7 +316,10 @@ def join_tables(
     rows = replace(
         left,
         store=replace(
-            left.store, history_ms=None, ttl_ms=None, retention_ms=retention_ms
+            left.store,
+            history_ms=None,
+            ttl_ms=None,
+            retention_ms=retention_ms,
         ),
     )
     spec = None
@@ -329,7 +352,11 @@ def join_tables(
     return TableFlow(flow, spec or rows.store)
 
 
-def _join_streams(left: Flow, right: Flow, join: StreamJoin) -> Flow:
+def _join_streams(
+    left: Flow,
+    right: Flow,
+    join: StreamJoin,
+) -> Flow:
     """Return the join of two streams."""
     if join.grace is not None:
         raise TopologyError(
@@ -357,7 +384,13 @@ def _join_streams(left: Flow, right: Flow, join: StreamJoin) -> Flow:
     )
     node_name = names.node("KSTREAM-MERGE-", join.name)
     stores = _join_stores(
-        left, right, join.windows, join.store, (this, other), join.kind, where
+        left,
+        right,
+        join.windows,
+        join.store,
+        (this, other),
+        join.kind,
+        where,
     )
     for spec in stores:
         graph.needed_stores.add(names.store("", spec.name))
@@ -377,7 +410,10 @@ def _join_streams(left: Flow, right: Flow, join: StreamJoin) -> Flow:
 
 
 def _with_same_keys(
-    left: Flow, right: Flow, name: str | None, where: str
+    left: Flow,
+    right: Flow,
+    name: str | None,
+    where: str,
 ) -> tuple[Flow, Flow]:
     """Return both sides of a join, repartitioned where their keys are new. A new key
     has the serde of the other side.
@@ -443,7 +479,11 @@ def _join_stores(
     return (*sides, StoreSpec(f"{shared}-store", "key_value", key, waiting_of(*values)))
 
 
-def check_same_keys(left: Flow, right: Flow, where: str) -> None:
+def check_same_keys(
+    left: Flow,
+    right: Flow,
+    where: str,
+) -> None:
     """Check that both sides have the same key serde.
 
     Raises:
@@ -490,7 +530,8 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
 
 @cache
 def waiting_of(
-    left: Serde[Any], right: Serde[Any]
+    left: Serde[Any],
+    right: Serde[Any],
 ) -> Serde[list[tuple[int, int, Any]]]:
     """Return the serde of waiting records (timestamp, side, value).
 
@@ -528,7 +569,10 @@ def waiting_of(
         return rows
 
     return Serde(
-        f"waiting({left.name}, {right.name})", encode, decode, parts=(left, right)
+        f"waiting({left.name}, {right.name})",
+        encode,
+        decode,
+        parts=(left, right),
     )
 
 
@@ -631,7 +675,10 @@ def join_foreign(
     kept = kept_as(
         store,
         StoreSpec(
-            names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value
+            names.store(f"{_PREFIX}OUTPUT-", name_of(store)),
+            "key_value",
+            key,
+            value,
         ),
         no_ttl=FOLLOWS_TABLES,
     )
@@ -656,7 +703,11 @@ def _extractor(
     return lambda _, value: extract(value)
 
 
-def _name(graph: Graph, name: str | None, part: str) -> str:
+def _name(
+    graph: Graph,
+    name: str | None,
+    part: str,
+) -> str:
     """Return the name of a topic or store of the join, as in Kafka Streams."""
     if name is not None:
         return f"{check_name(name, 'the node name')}-subscription-{part}{'' if part == 'store' else '-topic'}"
@@ -665,7 +716,12 @@ def _name(graph: Graph, name: str | None, part: str) -> str:
     return generated if part == "store" else f"{generated}-topic"
 
 
-def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
+def _through(
+    flow: Flow,
+    topic: str,
+    key: Serde[Any],
+    value: Serde[Any],
+) -> str:
     """Send the records of a node through a topic; return the name of the topic's
     source.
     """
@@ -675,7 +731,14 @@ def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
             f'two internal topics are named "{topic}". Give one of the joins another name=.'
         )
     wanted = Repartition(
-        flow.node, key, value, False, topic, source="", partitions=None, explicit=True
+        flow.node,
+        key,
+        value,
+        False,
+        topic,
+        source="",
+        partitions=None,
+        explicit=True,
     )
     sink = graph.names.node("KTABLE-SINK-")
     source = graph.names.node("KTABLE-SOURCE-")

@@ -78,7 +78,10 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
 
 
 def using(
-    graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], where: str
+    graph: Graph,
+    node: AnyProcessing,
+    stores: Sequence[StoreSpec | str],
+    where: str,
 ) -> AnyProcessing:
     """Return the processor with these stores added: its own, and by name those of
     others.

@@ -140,7 +140,11 @@ def _is_suppressed(graph: Graph, name: str) -> bool:
     )
 
 
-def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow:
+def suppress(
+    table: TableFlow,
+    until: Suppressed,
+    name: str | None,
+) -> TableFlow:
     """Return the table with its updates held back.
 
     Raises:
@@ -161,13 +165,19 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
         )
     node_name = graph.names.node("KTABLE-SUPPRESS-", name)
     store_name = graph.names.store(
-        "KTABLE-SUPPRESS-", None if name is None else f"{name}-store"
+        "KTABLE-SUPPRESS-",
+        None if name is None else f"{name}-store",
     )
     key = table.flow.needed("key", where, where)
     value = table.flow.needed("value", where, "the operator before it")
     suffix = {"window": 8, "session": 16}.get(table.store.kind, 0)
     buffer = StoreSpec(
-        store_name, "buffer", table.store.key, held, row_key=key, suffix_bytes=suffix
+        store_name,
+        "buffer",
+        table.store.key,
+        held,
+        row_key=key,
+        suffix_bytes=suffix,
     )
     node = Suppress(
         name=node_name,
@@ -235,7 +245,9 @@ def materialize(graph: Graph, name: str) -> None:
         graph.needed_stores.add(node.store.name)
     elif isinstance(node, Suppress):
         ask_for_old_values(
-            graph, name, force=True
+            graph,
+            name,
+            force=True,
         )  # look-ups get the old value until the update is emitted
         materialize(graph, node.parents[0])
     elif _looks_through(node):
@@ -243,7 +255,12 @@ def materialize(graph: Graph, name: str) -> None:
             materialize(graph, parent)
 
 
-def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
+def ask_for_old_values(
+    graph: Graph,
+    name: str,
+    *,
+    force: bool,
+) -> bool:
     """Make a table forward old values; return whether it does.
 
     Without `force`, a table that would need an additional store for it forwards none.
@@ -260,7 +277,9 @@ def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
         for parent in node.parents:
             ask_for_old_values(graph, parent, force=True)
     elif _looks_through(node) and not ask_for_old_values(
-        graph, node.parents[0], force=force
+        graph,
+        node.parents[0],
+        force=force,
     ):
         return False
     graph.sending_old.add(name)

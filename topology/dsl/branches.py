@@ -40,7 +40,10 @@ class BranchedKStream(Generic[K, V]):
         self._predicates: list[Function] = []
 
     def branch(
-        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+        self,
+        predicate: Callable[[K, V], bool],
+        *,
+        name: str | None = None,
     ) -> BranchedKStream[K, V]:
         """Add a branch for the records for which `predicate(key, value)` is true and no
         earlier predicate is.

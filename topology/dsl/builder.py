@@ -91,7 +91,15 @@ class StreamsBuilder(OtherNames):
             else tuple(topic)
         )
         node = described(
-            "stream", topics, key, value, timestamp, pattern, idle_advance, reset, order
+            "stream",
+            topics,
+            key,
+            value,
+            timestamp,
+            pattern,
+            idle_advance,
+            reset,
+            order,
         )
         source = self._graph.source(name, node)
         return KStream(Flow(self._graph, source.name, source.key, source.value))
@@ -117,7 +125,8 @@ class StreamsBuilder(OtherNames):
         stream time). `reset` as of `stream`: rows from before it are not in the table.
         """
         store_name = self._graph.names.store(
-            f"{check_name(topic, 'the topic')}-", name_of(store)
+            f"{check_name(topic, 'the topic')}-",
+            name_of(store),
         )
         source = self._graph.source(
             name,
@@ -145,7 +154,12 @@ class StreamsBuilder(OtherNames):
         return KTable(TableFlow(table, spec, None if history is None else table))
 
     def global_table(
-        self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None
+        self,
+        topic: str,
+        *,
+        key: Serde[K],
+        value: Serde[V],
+        store: str | None = None,
     ) -> GlobalKTable[K, V]:
         """Read a topic as a table of which every instance has all rows. `store=` names
         its store.
@@ -155,7 +169,8 @@ class StreamsBuilder(OtherNames):
         """
         described("global_table", (topic,), key, value)
         return GlobalKTable(
-            self._graph, global_table(self._graph, topic, key, value, store)
+            self._graph,
+            global_table(self._graph, topic, key, value, store),
         )
 
     def build(self) -> Topology:

@@ -5,10 +5,21 @@ aggregated into one table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    TypeVar,
+    overload,
+)
 
 from coopstreams.topology.dsl.attach import Grouped
-from coopstreams.topology.dsl.attach_aggregates import Fold, Function, Kept, cogroup
+from coopstreams.topology.dsl.attach_aggregates import (
+    Fold,
+    Function,
+    Kept,
+    cogroup,
+)
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
@@ -46,7 +57,9 @@ class CogroupedKStream(Generic[K, A]):
         self._parts = parts
 
     def cogroup(
-        self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]
+        self,
+        group: KGroupedStream[K, V],
+        aggregator: Callable[[K, V, A], A | None],
     ) -> CogroupedKStream[K, A]:
         """Add another grouped stream, with its aggregator: `aggregator(key, value,
         aggregate)`.
@@ -84,11 +97,13 @@ class CogroupedKStream(Generic[K, A]):
 
     @overload
     def windowed_by(
-        self, windows: Windows | SlidingWindows
+        self,
+        windows: Windows | SlidingWindows,
     ) -> TimeWindowedCogroupedKStream[K, A]: ...
     @overload
     def windowed_by(
-        self, windows: SessionWindows
+        self,
+        windows: SessionWindows,
     ) -> SessionWindowedCogroupedKStream[K, A]: ...
     def windowed_by(self, windows: Any) -> Any:
         """Cut the groups into windows of event time."""
@@ -106,14 +121,19 @@ class _WindowedCogroupedKStream(Generic[K, A]):
     __slots__ = ("_parts", "_taken", "_windows")
 
     def __init__(
-        self, parts: list[tuple[Grouped, Function]], windows: AnyWindows
+        self,
+        parts: list[tuple[Grouped, Function]],
+        windows: AnyWindows,
     ) -> None:
         self._parts = parts
         self._windows = windows
         self._taken: list[Flow] = []
 
     def late(
-        self, group: KGroupedStream[K, V], *, name: str | None = None
+        self,
+        group: KGroupedStream[K, V],
+        *,
+        name: str | None = None,
     ) -> KStream[K, V]:
         """Return the records of one of the grouped streams that are late for all of
         their windows.

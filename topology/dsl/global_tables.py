@@ -34,7 +34,11 @@ class GlobalKTable(Generic[K, V]):
 
 
 def global_table(
-    graph: Graph, topic: str, key: Serde[Any], value: Serde[Any], store: str | None
+    graph: Graph,
+    topic: str,
+    key: Serde[Any],
+    value: Serde[Any],
+    store: str | None,
 ) -> GlobalTable:
     """Return a new global table of a graph."""
     name = graph.names.store(f"{topic}-", store)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, overload
+from typing import (
+    Any,
+    Generic,
+    TypeVar,
+    overload,
+)
 
 from coopstreams.topology import serdes
 from coopstreams.topology.compatibility.other_names import (
@@ -54,7 +59,10 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         self._group = group
 
     def count(
-        self, *, store: str | Materialized | None = None, name: str | None = None
+        self,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, int]:
         """Count the records of each key, as `serdes.int64`."""
         return KTable(
@@ -86,7 +94,9 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(
             aggregate(
-                self._group, Fold("reduce", None, reducer), Kept(value, store, name)
+                self._group,
+                Fold("reduce", None, reducer),
+                Kept(value, store, name),
             )
         )
 
@@ -115,7 +125,8 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         )
 
     def cogroup(
-        self, aggregator: Callable[[K, V, A], A | None]
+        self,
+        aggregator: Callable[[K, V, A], A | None],
     ) -> CogroupedKStream[K, A]:
         """Begin an aggregation of several grouped streams into one table.
 
@@ -127,7 +138,8 @@ class KGroupedStream(OtherNames, Generic[K, V]):
 
     @overload
     def windowed_by(
-        self, windows: Windows | SlidingWindows
+        self,
+        windows: Windows | SlidingWindows,
     ) -> TimeWindowedKStream[K, V]: ...
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream[K, V]: ...
@@ -159,7 +171,10 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         self._group = group
 
     def count(
-        self, *, store: str | Materialized | None = None, name: str | None = None
+        self,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, int]:
         """Count the rows of each group, as `serdes.int64`."""
         return KTable(

@@ -61,14 +61,20 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     _written = STREAM
 
     def filter(
-        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+        self,
+        predicate: Callable[[K, V], bool],
+        *,
+        name: str | None = None,
     ) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is true."""
         make = partial(Filter, predicate=checked("filter", predicate, "key", "value"))
         return KStream(self._flow.then("KSTREAM-FILTER-", name, make))
 
     def filter_not(
-        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+        self,
+        predicate: Callable[[K, V], bool],
+        *,
+        name: str | None = None,
     ) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is false."""
         make = partial(
@@ -123,7 +129,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         make = partial(MapValues, mapper=checked("map_values", mapper, "value"))
         return KStream(
             self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(
-                value, "map_values"
+                value,
+                "map_values",
             )
         )
 
@@ -142,7 +149,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         )
         return KStream(
             self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(
-                value, "map_values_with_key"
+                value,
+                "map_values_with_key",
             )
         )
 
@@ -155,11 +163,13 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     ) -> KStream[K, V2]:
         """Replace each record by one for each value that `mapper(value)` returns."""
         make = partial(
-            FlatMapValues, mapper=checked("flat_map_values", mapper, "value")
+            FlatMapValues,
+            mapper=checked("flat_map_values", mapper, "value"),
         )
         return KStream(
             self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(
-                value, "flat_map_values"
+                value,
+                "flat_map_values",
             )
         )
 
@@ -178,7 +188,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         )
         return KStream(
             self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(
-                value, "flat_map_values_with_key"
+                value,
+                "flat_map_values_with_key",
             )
         )
 
@@ -195,12 +206,16 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         make = partial(SelectKey, mapper=checked("select_key", mapper, "key", "value"))
         return KStream(
             self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
-                key, "select_key"
+                key,
+                "select_key",
             )
         )
 
     def peek(
-        self, action: Callable[[K, V], object], *, name: str | None = None
+        self,
+        action: Callable[[K, V], object],
+        *,
+        name: str | None = None,
     ) -> KStream[K, V]:
         """Call `action(key, value)` for each record and pass it on. The action must not
         change key or value.
@@ -214,7 +229,10 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         )
 
     def foreach(
-        self, action: Callable[[K, V], object], *, name: str | None = None
+        self,
+        action: Callable[[K, V], object],
+        *,
+        name: str | None = None,
     ) -> None:
         """Call `action(key, value)` for each record. The stream ends here."""
         self._flow.then(
@@ -282,7 +300,13 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         """
         return KStream(
             repartition(
-                self._flow, name, key, value, partitions, partitioner, idle_advance
+                self._flow,
+                name,
+                key,
+                value,
+                partitions,
+                partitioner,
+                idle_advance,
             )
         )
 
@@ -313,7 +337,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         """
         make = partial(SelectKey, mapper=checked("group_by", mapper, "key", "value"))
         flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
-            key, "group_by"
+            key,
+            "group_by",
         )
         return KGroupedStream(attach.grouped(flow, name, None, value, "group_by()"))
 
@@ -360,7 +385,12 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         follows. See `process`.
         """
         flow = process(
-            self._flow, supplier, stores, name, by_key=by_key, fixed_key=True
+            self._flow,
+            supplier,
+            stores,
+            name,
+            by_key=by_key,
+            fixed_key=True,
         )
         return KStream(flow.with_value(value, "process_values"))
 

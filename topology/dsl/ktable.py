@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    TypeVar,
+    overload,
+)
 
 from coopstreams.topology.compatibility.other_names import TABLE, OtherNames
 from coopstreams.topology.dsl.attach import TableFlow, late
@@ -186,7 +192,11 @@ class KTable(OtherNames, Generic[K, V]):
         """
         return KTable(
             joined_tables(
-                self._table, _table_of(other), joiner, kind="inner", **options
+                self._table,
+                _table_of(other),
+                joiner,
+                kind="inner",
+                **options,
             )
         )
 
@@ -242,7 +252,13 @@ class KTable(OtherNames, Generic[K, V]):
         """
         return KTable(
             join_tables(
-                self._table, _table_of(other), joiner, value, store, name, kind="outer"
+                self._table,
+                _table_of(other),
+                joiner,
+                value,
+                store,
+                name,
+                kind="outer",
             )
         )
 

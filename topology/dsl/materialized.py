@@ -57,7 +57,10 @@ def name_of(store: StoreOption) -> str | None:
 
 
 def kept_as(
-    store: StoreOption, spec: StoreSpec, *, no_ttl: str | None = None
+    store: StoreOption,
+    spec: StoreSpec,
+    *,
+    no_ttl: str | None = None,
 ) -> StoreSpec:
     """Return the store with the options that were given. `no_ttl`: why rows of this
     table cannot expire, and the cure.

@@ -56,7 +56,9 @@ class Printer:
         line = f"[{self._label}]: {key}, {value}\n"
         if self._path is not None:
             with self._path.open(
-                "a", encoding="utf-8", errors="backslashreplace"
+                "a",
+                encoding="utf-8",
+                errors="backslashreplace",
             ) as file:
                 file.write(line)
         else:

@@ -21,7 +21,12 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.sources import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.graph import Flow, Repartition, Unknown, serde_or_none
+from coopstreams.topology.graph.graph import (
+    Flow,
+    Repartition,
+    Unknown,
+    serde_or_none,
+)
 from coopstreams.topology.graph.nodes import ApplyTo, DropNullKeys
 from coopstreams.topology.naming import check_name, repartition_topic
 from coopstreams.topology.serdes import Serde
@@ -114,7 +119,12 @@ def repartition(
     wanted = _wanted(flow, where, prefix, key, value, partitions, drop_null_keys=True)
     if partitioner is not None:
         partitioner = checked(
-            "partitioner=", partitioner, "topic", "key", "value", "partitions"
+            "partitioner=",
+            partitioner,
+            "topic",
+            "key",
+            "value",
+            "partitions",
         )
         wanted = replace(wanted, partitioner=partitioner)
     return _through(flow, prefix, wanted, silence_ms(where, idle_advance))
@@ -184,7 +194,10 @@ def _wanted(
 
 
 def _through(
-    flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None
+    flow: Flow,
+    prefix: str,
+    wanted: Repartition,
+    idle_ms: int | None = None,
 ) -> Flow:
     graph = flow.graph
     topic = wanted.topic

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from re import Pattern
-from typing import Any, Literal, TypeAlias, get_args
+from typing import (
+    Any,
+    Literal,
+    TypeAlias,
+    get_args,
+)
 
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.durations import Duration, checked_ms
@@ -69,7 +74,12 @@ def described(
     idle_ms = silence_ms(f"{method}()", idle_advance)
     begins = reset_of(reset, f"{method}()")
     read = partial(
-        Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern
+        Source,
+        topics=topics,
+        key=key,
+        value=value,
+        timestamp=extract,
+        pattern=pattern,
     )
     return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
 

@@ -4,12 +4,29 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-from coopstreams.topology.calls import BatchOptions, CallOptions, batching, calling
+from coopstreams.topology.calls import (
+    BatchOptions,
+    CallOptions,
+    batching,
+    calling,
+)
 from coopstreams.topology.dsl.attach_processors import check_list, using
 from coopstreams.topology.dsl.functions import checked_async
 from coopstreams.topology.errors import TopologyError
@@ -157,7 +174,13 @@ class StreamCalls(Generic[K, V]):
         `map_values_async`.
         """
         flow = async_map(
-            self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options
+            self._flow,
+            "map_async",
+            mapper,
+            name,
+            with_key=True,
+            pairs=True,
+            **options,
         )
         return self._called(
             flow.with_key(key, "map_async").with_value(value, "map_async")
@@ -175,7 +198,12 @@ class StreamCalls(Generic[K, V]):
         `map_values_async`.
         """
         flow = async_map(
-            self._flow, "flat_map_values_async", mapper, name, flat=True, **options
+            self._flow,
+            "flat_map_values_async",
+            mapper,
+            name,
+            flat=True,
+            **options,
         )
         return self._called(flow.with_value(value, "flat_map_values_async"))
 
@@ -192,7 +220,13 @@ class StreamCalls(Generic[K, V]):
         """
         where = "flat_map_values_with_key_async"
         flow = async_map(
-            self._flow, where, mapper, name, with_key=True, flat=True, **options
+            self._flow,
+            where,
+            mapper,
+            name,
+            with_key=True,
+            flat=True,
+            **options,
         )
         return self._called(flow.with_value(value, where))
 
@@ -322,7 +356,12 @@ def async_map(
     _check_above(flow, where)
     prefix = f"KSTREAM-{'FLAT' if flat else ''}{'MAP' if pairs else 'MAPVALUES'}-ASYNC-"
     node = partial(
-        AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, flat=flat, calling=how
+        AsyncMap,
+        mapper=mapper,
+        with_key=with_key,
+        pairs=pairs,
+        flat=flat,
+        calling=how,
     )
     return flow.then(prefix, name, node)
 

@@ -8,7 +8,13 @@ of each join would need two overloads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    TypeVar,
+    overload,
+)
 
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_joins import StreamJoin, joined
@@ -211,7 +217,13 @@ class StreamJoins(Generic[K, V]):
         when their window closes.
         """
         return self._joined(
-            other, joiner, "outer", windows=windows, value=value, store=store, name=name
+            other,
+            joiner,
+            "outer",
+            windows=windows,
+            value=value,
+            store=store,
+            name=name,
         )
 
     def outer_join_with_key(

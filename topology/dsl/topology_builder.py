@@ -117,7 +117,13 @@ class TopologyBuilder:
             )
         pattern = patterns[0] if patterns else None
         make = described(
-            "add_source", names, key, value, timestamp, pattern, reset=reset
+            "add_source",
+            names,
+            key,
+            value,
+            timestamp,
+            pattern,
+            reset=reset,
         )
         node = make(name=check_name(name, "the node name"))
         if (known := self._graph.reader_of(node)) is not None:
@@ -235,7 +241,10 @@ class TopologyBuilder:
         if not stores:
             raise TopologyError(f"{where}: name at least one store")
         self._graph.nodes[processor] = using(
-            self._graph, _processor(self._graph, processor, where), stores, where
+            self._graph,
+            _processor(self._graph, processor, where),
+            stores,
+            where,
         )
         return self
 
@@ -347,7 +356,11 @@ def _add(graph: Graph, node: Node) -> None:
     graph.attach(node)
 
 
-def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
+def _check_parents(
+    graph: Graph,
+    parents: tuple[str, ...],
+    where: str,
+) -> None:
     if not parents:
         raise TopologyError(
             f"{where}: name at least one parent, a source or processor whose records it gets"
@@ -376,7 +389,11 @@ def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
             )
 
 
-def _processor(graph: Graph, name: str, where: str) -> Processing:
+def _processor(
+    graph: Graph,
+    name: str,
+    where: str,
+) -> Processing:
     node = _known(graph, name, where)
     if not isinstance(node, Processing) or isinstance(node, AsyncProcessing):
         raise TopologyError(
@@ -386,7 +403,11 @@ def _processor(graph: Graph, name: str, where: str) -> Processing:
     return node
 
 
-def _known(graph: Graph, name: str, where: str) -> Node:
+def _known(
+    graph: Graph,
+    name: str,
+    where: str,
+) -> Node:
     if name in graph.nodes:
         return graph.nodes[name]
     near = get_close_matches(str(name), graph.nodes, n=1)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 from coopstreams.topology import serdes
 from coopstreams.topology.compatibility.other_names import WINDOWED_STREAM, OtherNames
 from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
-from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate
+from coopstreams.topology.dsl.attach_aggregates import (
+    MEAN,
+    Fold,
+    Kept,
+    aggregate,
+)
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
@@ -110,7 +123,8 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(
             self._kept(
-                Fold("reduce", None, reducer), Kept(value, store, name, retention)
+                Fold("reduce", None, reducer),
+                Kept(value, store, name, retention),
             )
         )
 
@@ -227,7 +241,9 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
 def means(rows: TableFlow, name: str | None) -> KTable[Any, float]:
     """Return the view of a table of totals and counts that divides them."""
     return KTable(rows).map_values(
-        mean_of, value=serdes.float64, name=None if name is None else f"{name}-mean"
+        mean_of,
+        value=serdes.float64,
+        name=None if name is None else f"{name}-mean",
     )
 
 

@@ -19,7 +19,12 @@ operators (nothing but names tells that two programs have the same operator).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -116,7 +121,8 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
 
 
 def weighed(
-    found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]
+    found: Collection[TopologyChange],
+    holds: Callable[[TopologyChange], bool],
 ) -> list[TopologyChange]:
     """Return the changes, corrected by what a cluster holds. `holds`: whether the topic
     of a change has records.
@@ -149,7 +155,8 @@ def word_of(found: Collection[TopologyChange]) -> str:
 
 
 def _weighed(
-    change: TopologyChange, holds: Callable[[TopologyChange], bool]
+    change: TopologyChange,
+    holds: Callable[[TopologyChange], bool],
 ) -> TopologyChange:
     if change.topic is None or (
         change.verdict.severity < 2 and change.verdict is not Verdict.EMPTY
@@ -234,7 +241,11 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
     return {now.name: mixed & (now.stores_above | {now.name}) for now in kept}
 
 
-def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
+def _another(
+    new: Outline,
+    store: str,
+    causes: Mapping[str, frozenset[str]],
+) -> str:
     """Return the cure for a store whose old rows do not fit. It is one for all stores
     with a common cause.
     """
@@ -266,7 +277,9 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
 
 
 def _with_a_common_cause(
-    new: Outline, store: str, causes: Mapping[str, frozenset[str]]
+    new: Outline,
+    store: str,
+    causes: Mapping[str, frozenset[str]],
 ) -> list[str]:
     """Return the other stores with a common cause, without those that are named with
     another one.
@@ -285,12 +298,17 @@ def _has_a_changelog_of_its_own(new: Outline, store: str) -> bool:
 
 
 def _kept_store(
-    old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]
+    old: Outline,
+    new: Outline,
+    was: Store,
+    causes: Mapping[str, frozenset[str]],
 ) -> TopologyChange:
     now = new.stores[was.name]
     another = _another(new, was.name, causes)
     found = next(_misfits(old, new, was, now, another), None) or _restored(
-        new, was, now
+        new,
+        was,
+        now,
     )
     if found.verdict is Verdict.KEEPS and causes[was.name]:
         why = (
@@ -298,12 +316,21 @@ def _kept_store(
             "ones: what comes of both would lie side by side"
         )
         return TopologyChange(
-            "store", was.name, Verdict.MIXED, why, another, was.changelog
+            "store",
+            was.name,
+            Verdict.MIXED,
+            why,
+            another,
+            was.changelog,
         )
     return found
 
 
-def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
+def _restored(
+    new: Outline,
+    was: Store,
+    now: Store,
+) -> TopologyChange:
     """Return the effect on a store whose rows fit."""
     effect = partial(TopologyChange, "store", was.name)
     moved = was.subtopology != now.subtopology
@@ -347,15 +374,29 @@ class _Pair:
     another: str
     """The cure that always works, see `_another`."""
 
-    def misfit(self, verdict: Verdict, why: str, cure: str) -> TopologyChange:
+    def misfit(
+        self,
+        verdict: Verdict,
+        why: str,
+        cure: str,
+    ) -> TopologyChange:
         """Return a reason why the old rows do not fit the new store."""
         return TopologyChange(
-            "store", self.was.name, verdict, why, cure, self.was.changelog
+            "store",
+            self.was.name,
+            verdict,
+            why,
+            cure,
+            self.was.changelog,
         )
 
 
 def _misfits(
-    old: Outline, new: Outline, was: Store, now: Store, another: str
+    old: Outline,
+    new: Outline,
+    was: Store,
+    now: Store,
+    another: str,
 ) -> Iterator[TopologyChange]:
     """Yield the reasons why the rows of a store do not fit the new store, the worst
     first.
@@ -570,7 +611,11 @@ _KEEP_THE_NAME = (
 )
 
 
-def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyChange:
+def _gone_store(
+    was: Store,
+    new: Outline,
+    renamed: dict[str, str],
+) -> TopologyChange:
     now = renamed.get(was.name)
     if now is None:
         left = f"; {was.changelog} stays until you delete it" if was.changelog else ""
@@ -595,11 +640,22 @@ def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyCh
         None if new.stores[now].changelog in new.sources else new.stores[now].changelog
     )
     return TopologyChange(
-        "store", was.name, Verdict.LOST, why, cure, was.changelog, now, own
+        "store",
+        was.name,
+        Verdict.LOST,
+        why,
+        cure,
+        was.changelog,
+        now,
+        own,
     )
 
 
-def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
+def _new_store(
+    old: Outline,
+    new: Outline,
+    now: Store,
+) -> TopologyChange:
     effect = partial(TopologyChange, "store", now.name)
     changelog = changelog_topic(new.application_id, now.name)
     topic = changelog if now.changelog == changelog else None
@@ -620,7 +676,10 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
 
 
 def _repartition(
-    old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]
+    old: Outline,
+    new: Outline,
+    was: RepartitionOutline,
+    renamed: dict[str, str],
 ) -> TopologyChange:
     effect = partial(TopologyChange, "repartition topic", was.name)
     now = new.repartitions.get(was.name)
@@ -644,11 +703,17 @@ def _repartition(
         return effect(Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     keys = comparison.same_format(now.key, now.key_schemas, was.key, was.key_schemas)
     if not keys or not comparison.same_format(
-        now.value, now.schemas, was.value, was.schemas
+        now.value,
+        now.schemas,
+        was.value,
+        was.schemas,
     ):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return effect(
-            Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name
+            Verdict.UNREADABLE,
+            why,
+            f"{drain}, or give it another name",
+            was.name,
         )
     if changed := comparison.changed_keys(now, was):
         why = f"{changed}: its records have keys as they were"
@@ -672,7 +737,11 @@ def _repartition(
     return effect(Verdict.KEEPS)
 
 
-def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
+def _still_fed(
+    was: RepartitionOutline,
+    new: Outline,
+    renamed: dict[str, str],
+) -> bool:
     """Whether the new version still makes a store or topic that the repartition topic
     fed, or may do so, because it has no name: then records that are lost would be
     missed by nobody.

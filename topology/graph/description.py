@@ -10,7 +10,12 @@ topic or a store.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -183,7 +188,9 @@ def _json(topology: Structure) -> str:
 
 
 def _json_nodes(
-    topology: Structure, subtopology: SubTopology, above: Above
+    topology: Structure,
+    subtopology: SubTopology,
+    above: Above,
 ) -> Iterator[dict[str, Any]]:
     children = _children(subtopology)
     for node in subtopology.nodes:
@@ -231,7 +238,10 @@ def _json_source(node: Source) -> dict[str, Any]:
 
 
 def _json_stores(
-    topology: Structure, subtopology: SubTopology, above: Above, made_from: Above
+    topology: Structure,
+    subtopology: SubTopology,
+    above: Above,
+    made_from: Above,
 ) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
@@ -475,7 +485,8 @@ def _kept_of(node: Node, number: int) -> tuple[str, ...]:
     ):  # its first two stores hold one side each
         return (node.parents[number],)
     if isinstance(
-        node, BufferedJoin | ForeignKeyAnswer
+        node,
+        BufferedJoin | ForeignKeyAnswer,
     ):  # the results depend on the other side, the store does not
         return node.parents[:1]
     return node.parents

@@ -17,14 +17,25 @@ statement for each record and operator), only to draw it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from typing import Literal, TypeAlias
 
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, stores_of
-from coopstreams.topology.graph.layers import Edge, Placed, Size, place, ranks
+from coopstreams.topology.graph.layers import (
+    Edge,
+    Placed,
+    Size,
+    place,
+    ranks,
+)
 from coopstreams.topology.graph.nodes import (
     AsyncMap,
     Late,
@@ -227,9 +238,17 @@ def _title(part: SubTopology) -> str:
     )
 
 
-def _frame(part: SubTopology, centre: Point, size: Size) -> Frame:
+def _frame(
+    part: SubTopology,
+    centre: Point,
+    size: Size,
+) -> Frame:
     return Frame(
-        part.id, _title(part), centre[0] - size[0] / 2, centre[1] - size[1] / 2, *size
+        part.id,
+        _title(part),
+        centre[0] - size[0] / 2,
+        centre[1] - size[1] / 2,
+        *size,
     )
 
 
@@ -239,7 +258,11 @@ def _frame_size(part: SubTopology, inside: Placed) -> Size:
     return max(least, inside.width) + 2 * PADDING, inside.height + TITLE + 2 * PADDING
 
 
-def _ports(framed: Mapping[str, Placed], edge: Edge, ends: Edge) -> tuple[float, float]:
+def _ports(
+    framed: Mapping[str, Placed],
+    edge: Edge,
+    ends: Edge,
+) -> tuple[float, float]:
     """Return where an arrow passes the borders of the blocks in which it begins and
     ends. `ends`: its own ends.
     """
@@ -249,7 +272,12 @@ def _ports(framed: Mapping[str, Placed], edge: Edge, ends: Edge) -> tuple[float,
     )
 
 
-def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> float:
+def _port(
+    framed: Mapping[str, Placed],
+    block: str,
+    name: str,
+    port: str,
+) -> float:
     """Return how far from the middle of its block an arrow passes the border; 0 if
     there is no block.
     """
@@ -260,7 +288,8 @@ def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> flo
 
 
 def _boxes(
-    contents: Mapping[str, _Content], centres: Mapping[str, Point]
+    contents: Mapping[str, _Content],
+    centres: Mapping[str, Point],
 ) -> tuple[Box, ...]:
     return tuple(
         _box(name, content, centres[name])
@@ -269,7 +298,11 @@ def _boxes(
     )
 
 
-def _box(name: str, content: _Content, centre: Point) -> Box:
+def _box(
+    name: str,
+    content: _Content,
+    centre: Point,
+) -> Box:
     width, height = content.size
     x = centre[0] - width / 2
     y = centre[1] - height / 2
@@ -350,13 +383,21 @@ def _contents(topology: Structure) -> dict[str, _Content]:
                 lines = tuple(_lines(topology, part, node, made))
                 subtitle = "" if _GENERATED.search(node.name) else node.name
                 operators[_node(node.name)] = _Content(
-                    "operator", _words(node), subtitle, lines, (node.name,)
+                    "operator",
+                    _words(node),
+                    subtitle,
+                    lines,
+                    (node.name,),
                 )
     for table in topology.global_tables:
         topics.setdefault(table.topic, [])
         lines = (Line(table.store.name, reads=False),)
         operators[_global(table.store.name)] = _Content(
-            "operator", "global table", "", lines, (table.store.name,)
+            "operator",
+            "global table",
+            "",
+            lines,
+            (table.store.name,),
         )
     internal = {topic.name for topic in topology.internal_topics}
     prefix = internal_topic(topology.application_id, "")
@@ -373,7 +414,10 @@ def _contents(topology: Structure) -> dict[str, _Content]:
 
 
 def _lines(
-    topology: Structure, part: SubTopology, node: Node, made: set[str]
+    topology: Structure,
+    part: SubTopology,
+    node: Node,
+    made: set[str],
 ) -> Iterator[Line]:
     for store in stores_of(node):
         if store.name in made:
@@ -516,7 +560,9 @@ def _one_for_one(node: Node) -> bool:
 
 
 def _inside(
-    part: SubTopology, contents: Mapping[str, _Content], edges: Iterable[Edge]
+    part: SubTopology,
+    contents: Mapping[str, _Content],
+    edges: Iterable[Edge],
 ) -> Placed | None:
     """Return where the operators of a sub-topology are in its frame, and the ports to
     its topics; None: it has none.
@@ -618,7 +664,11 @@ def svg(drawing: Drawing, title: str) -> str:
             ),
             *(
                 _svg_text(
-                    "soft title", "start", frame.x + PADDING, frame.y + 20, frame.title
+                    "soft title",
+                    "start",
+                    frame.x + PADDING,
+                    frame.y + 20,
+                    frame.title,
                 )
                 for frame in drawing.frames
             ),
@@ -652,7 +702,9 @@ def _svg_box(box: Box) -> str:
         for number, (text, style) in enumerate(texts)
     ]
     rectangle = _svg_rectangle(
-        box.kind, box, box.height / 2 if box.kind == "topic" else 5
+        box.kind,
+        box,
+        box.height / 2 if box.kind == "topic" else 5,
     )
     return "\n".join(
         [
@@ -663,12 +715,22 @@ def _svg_box(box: Box) -> str:
     )
 
 
-def _svg_rectangle(style: str, at: Box | Frame, radius: float) -> str:
+def _svg_rectangle(
+    style: str,
+    at: Box | Frame,
+    radius: float,
+) -> str:
     place = (
         f'x="{at.x:.1f}" y="{at.y:.1f}" width="{at.width:.1f}" height="{at.height:.1f}"'
     )
     return f'<rect class="{style}" {place} rx="{radius:.1f}"/>'
 
 
-def _svg_text(style: str, anchor: str, x: float, y: float, text: str) -> str:
+def _svg_text(
+    style: str,
+    anchor: str,
+    x: float,
+    y: float,
+    text: str,
+) -> str:
     return f'<text class="{style}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

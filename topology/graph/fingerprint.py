@@ -59,7 +59,11 @@ def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, .
     )
 
 
-def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None) -> str:
+def _fingerprint(
+    topology: Structure,
+    part: SubTopology,
+    partitions: int | None,
+) -> str:
     number_of = {node.name: number for number, node in enumerate(part.nodes)}
     drawn = {
         "nodes": [_node(node, number_of) for node in part.nodes],

@@ -99,7 +99,8 @@ def questions(
     now = _foreign_key(extract, serialize, key, value)
 
     def ask(
-        foreign_key: bytes | None, instruction: Instruction
+        foreign_key: bytes | None,
+        instruction: Instruction,
     ) -> tuple[bytes | None, ForeignKeySubscription]:
         return foreign_key, ForeignKeySubscription(instruction, hash_, primary_key)
 
@@ -148,7 +149,8 @@ def again(
 
 
 def subscribe(
-    subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription
+    subscribers: dict[bytes, bytes] | None,
+    asked: ForeignKeySubscription,
 ) -> dict[bytes, bytes] | None:
     """Return the subscribers of a row of the store (primary key to hash) after a
     subscription; None: there are none.
@@ -177,11 +179,16 @@ def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | No
     if asked.instruction == ANSWER_IF_MISSING and value is not None:
         return None
     return Answer(
-        asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value
+        asked.hash,
+        None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value,
     )
 
 
-def is_current(hash_: bytes | None, data: bytes | None, stored: bytes | None) -> bool:
+def is_current(
+    hash_: bytes | None,
+    data: bytes | None,
+    stored: bytes | None,
+) -> bool:
     """Return whether an answer with this hash answers the left row as it is now, of
     which `data` are the bytes.
 
@@ -256,7 +263,9 @@ def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
 
 
 SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde(
-    "subscription", _write_subscription, _read_subscription
+    "subscription",
+    _write_subscription,
+    _read_subscription,
 )
 """Instruction (1 byte), whether there is a hash (1), hash (0 or 16), primary key."""
 
@@ -266,7 +275,9 @@ value.
 """
 
 SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde(
-    "subscribers", _write_subscribers, _read_subscribers
+    "subscribers",
+    _write_subscribers,
+    _read_subscribers,
 )
 """For each subscriber, in key order: length (4 bytes big-endian) and bytes of the
 primary key, hash (16).

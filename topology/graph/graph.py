@@ -21,7 +21,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import GlobalTable, Node, Sink, Source
+from coopstreams.topology.graph.nodes import (
+    GlobalTable,
+    Node,
+    Sink,
+    Source,
+)
 from coopstreams.topology.naming import Names
 from coopstreams.topology.serdes import Serde
 
@@ -113,11 +118,18 @@ class Graph:
         )
         self.repartitions.append(replace(wanted, source=source))
         return Flow(
-            self, source, wanted.key, wanted.value, rekeyed=chosen_by is not None
+            self,
+            source,
+            wanted.key,
+            wanted.value,
+            rekeyed=chosen_by is not None,
         )
 
     def source(
-        self, given: str | None, make: Callable[..., Source], suffix: str = ""
+        self,
+        given: str | None,
+        make: Callable[..., Source],
+        suffix: str = "",
     ) -> Source:
         """Return the source of some topics: a new node, or the one that reads these
         topics already.
@@ -169,7 +181,12 @@ class Flow:
     value: Serde[Any] | Unknown
     rekeyed: bool = False
 
-    def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
+    def then(
+        self,
+        prefix: str,
+        name: str | None,
+        make: Callable[..., Node],
+    ) -> Flow:
         """Attach `make(name=..., parents=...)` below and return its flow, with the same
         serdes.
         """
@@ -197,10 +214,16 @@ class Flow:
         """
         known = serde_or_none(value, "value", where)
         return replace(
-            self, value=Unknown(f"{where} ({self.node})") if known is None else known
+            self,
+            value=Unknown(f"{where} ({self.node})") if known is None else known,
         )
 
-    def needed(self, part: Part, where: str, cure: str = "") -> Serde[Any]:
+    def needed(
+        self,
+        part: Part,
+        where: str,
+        cure: str = "",
+    ) -> Serde[Any]:
         """Return the serde of the keys or the values, which are about to be serialised.
 
         `cure` is a second place where it can be named.
@@ -229,7 +252,11 @@ class Flow:
             )
 
 
-def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
+def serde_or_none(
+    serde: Any,
+    part: Part,
+    where: str,
+) -> Serde[Any] | None:
     """Return the serde that was given, None if none was.
 
     Raises:
@@ -259,7 +286,11 @@ def _read_by_both(one: Source, other: Source) -> str | None:
     return common[0] if common else None
 
 
-def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
+def _check_same_source(
+    topic: str,
+    node: Source,
+    wanted: Source,
+) -> None:
     if (set(node.topics), node.pattern) != (set(wanted.topics), wanted.pattern):
         one, other = (
             str(list(source.topics))

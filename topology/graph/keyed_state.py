@@ -150,7 +150,9 @@ def _check_found(node: Processing, stores: Mapping[str, StoreSpec]) -> None:
 
 
 def _check_state_by_key(
-    node: Processing, used: Iterable[StoreSpec], key: Serde[Any] | None
+    node: Processing,
+    used: Iterable[StoreSpec],
+    key: Serde[Any] | None,
 ) -> None:
     for store in used:
         if key is not None and store.key != key:
@@ -191,7 +193,8 @@ def _check_plain_stores(node: AsyncProcessing) -> None:
 
 
 def shared_state(
-    nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]
+    nodes: Iterable[Node],
+    above: Mapping[str, tuple[str, ...]],
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each store that processors use by the keys of their records, if it is made
     from several topics: its place for messages, and these topics.

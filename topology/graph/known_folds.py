@@ -23,7 +23,12 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any, Final, Literal, TypeAlias
+from typing import (
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+)
 
 from coopstreams.topology import serdes
 from coopstreams.topology.graph.nodes import (
@@ -102,7 +107,8 @@ def known_kind(node: Aggregate) -> Kind | None:
     if node.initializer is not None:
         return None
     return next(
-        (kind for function, kind in _REDUCERS if function is node.aggregator), None
+        (kind for function, kind in _REDUCERS if function is node.aggregator),
+        None,
     )
 
 
@@ -204,7 +210,11 @@ def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
     )
 
 
-def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
+def _may_follow(
+    node: Aggregate,
+    fold: Fold,
+    nodes: Sequence[Node],
+) -> bool:
     """Whether the updates of a batch may be forwarded after its last record.
 
     Their topics must have no other writer, whose records would come before them. And
@@ -245,7 +255,9 @@ def no_row() -> None:
 
 
 def with_number(
-    _key: object, number: float | None, row: MeanRow | None
+    _key: object,
+    number: float | None,
+    row: MeanRow | None,
 ) -> MeanRow | None:
     """Return the row with one more number."""
     if number is None:
@@ -253,7 +265,11 @@ def with_number(
     return (0.0 + number, 1) if row is None else (row[0] + number, row[1] + 1)
 
 
-def of_both(_key: object, one: MeanRow | None, other: MeanRow) -> MeanRow:
+def of_both(
+    _key: object,
+    one: MeanRow | None,
+    other: MeanRow,
+) -> MeanRow:
     """Return the row of two sessions."""
     return other if one is None else (one[0] + other[0], one[1] + other[1])
 

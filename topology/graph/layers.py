@@ -16,7 +16,12 @@ structures (1981).
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -54,7 +59,10 @@ class Placed:
 
 
 def ranks(
-    vertices: Iterable[Vertex], edges: Iterable[Edge], *, near: bool = False
+    vertices: Iterable[Vertex],
+    edges: Iterable[Edge],
+    *,
+    near: bool = False,
 ) -> dict[Vertex, int]:
     """Return the rank of each vertex: below all vertices with an edge to it, except in
     a cycle.
@@ -130,7 +138,10 @@ class _Grid:
     below: dict[Vertex, list[_Neighbour]] = field(default_factory=dict)
 
     def lanes(
-        self, edge: Edge, rank: Mapping[Vertex, int], port: tuple[float, float]
+        self,
+        edge: Edge,
+        rank: Mapping[Vertex, int],
+        port: tuple[float, float],
     ) -> list[Vertex]:
         """Add a lane in each row that an edge passes; return them in the direction of
         the edge.
@@ -221,7 +232,10 @@ class _Grid:
         return x
 
     def _spaced(
-        self, row: Sequence[Vertex], wanted: Callable[[Vertex], float], gap: float
+        self,
+        row: Sequence[Vertex],
+        wanted: Callable[[Vertex], float],
+        gap: float,
     ) -> list[float]:
         """Return positions in this order, with gaps, at the least sum of squared
         distances from the wanted ones.

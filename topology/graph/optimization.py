@@ -110,7 +110,8 @@ def _keeping_once(node: Node) -> Node:
 def _reusing(part: SubTopology) -> SubTopology:
     reused = dict(_reusable(part.nodes))
     return replace(
-        part, stores=tuple(_restored_from(store, reused) for store in part.stores)
+        part,
+        stores=tuple(_restored_from(store, reused) for store in part.stores),
     )
 
 

@@ -141,7 +141,12 @@ class Outline:
         """Return the topics that are not internal."""
         return frozenset(topics) - self.repartitions.keys()
 
-    def meets(self, mine: Iterable[str], other: Outline, others: Iterable[str]) -> bool:
+    def meets(
+        self,
+        mine: Iterable[str],
+        other: Outline,
+        others: Iterable[str],
+    ) -> bool:
         """Return whether two versions may read a common topic; two different patterns
         may always match a common one.
         """
@@ -221,7 +226,8 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
 
 
 def _sources(
-    nodes: Iterable[Mapping[str, Any]], internal: Mapping[str, object]
+    nodes: Iterable[Mapping[str, Any]],
+    internal: Mapping[str, object],
 ) -> dict[str, Any]:
     """Return the fields of an outline that its sources say."""
     sources = [node for node in nodes if "topics" in node]
@@ -325,7 +331,9 @@ def _repartition(
 
 
 def _of_ids(
-    drawn: Mapping[str, Any], name: str, schemas: Mapping[str, Any]
+    drawn: Mapping[str, Any],
+    name: str,
+    schemas: Mapping[str, Any],
 ) -> tuple[Any, ...]:
     """Return the schemas whose ids a store or a source has under a name; an earlier
     version may have written none.

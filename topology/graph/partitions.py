@@ -151,7 +151,9 @@ def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
 
 
 def grown(
-    topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]
+    topology: Topology,
+    before: Mapping[str, int],
+    counts: Mapping[str, int],
 ) -> dict[str, str]:
     """Return the source and repartition topics that have got partitions since an
     application looked, each with what follows, in words.
@@ -192,7 +194,9 @@ def grown(
 
 
 def _with_more_partitions(
-    topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]
+    topology: Topology,
+    before: Mapping[str, int],
+    counts: Mapping[str, int],
 ) -> list[str]:
     # The brokers deal the new partitions of a topic without an order.
     read = [
@@ -232,7 +236,8 @@ def check_names(topology: Topology) -> None:
 
 
 def topic_config(
-    topic: InternalTopic, additional_retention_ms: int = ADDITIONAL_RETENTION_MS
+    topic: InternalTopic,
+    additional_retention_ms: int = ADDITIONAL_RETENTION_MS,
 ) -> dict[str, str]:
     """Return the topic settings with which an internal topic is created.
 
@@ -319,7 +324,9 @@ def _side_by_side(topology: Topology) -> dict[str, set[str]]:
 
 
 def _check_equal(
-    where: str, topics: tuple[str, ...], partitions: Mapping[str, int]
+    where: str,
+    topics: tuple[str, ...],
+    partitions: Mapping[str, int],
 ) -> None:
     first = topics[0]
     for topic in topics[1:]:

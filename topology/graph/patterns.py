@@ -76,7 +76,8 @@ def _filled(node: Node, candidates: Sequence[str]) -> Node:
     if not isinstance(node, Source) or node.pattern is None:
         return node
     return replace(
-        node, topics=tuple(name for name in candidates if node.pattern.fullmatch(name))
+        node,
+        topics=tuple(name for name in candidates if node.pattern.fullmatch(name)),
     )
 
 

@@ -68,12 +68,16 @@ def cut(graph: Graph) -> Topology:
         for made in graph.repartitions
     }
     topology = assembled(
-        graph.application_id, _connected(nodes), given, tuple(graph.global_tables)
+        graph.application_id,
+        _connected(nodes),
+        given,
+        tuple(graph.global_tables),
     )
     _check_global_topics(graph, nodes)
     _check_connected(graph)
     check_processors(
-        nodes, {table.store.name: table.store for table in graph.global_tables}
+        nodes,
+        {table.store.name: table.store for table in graph.global_tables},
     )
     for part in topology.subtopologies:
         check_unordered(part)
@@ -219,7 +223,8 @@ def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
 
 
 def _repartition_topics(
-    given: Mapping[str, int | None], subtopologies: tuple[SubTopology, ...]
+    given: Mapping[str, int | None],
+    subtopologies: tuple[SubTopology, ...],
 ) -> Iterable[InternalTopic]:
     for subtopology in subtopologies:
         for node in subtopology.nodes:
@@ -233,7 +238,8 @@ def _repartition_topics(
 
 
 def _changelog_topics(
-    application_id: str, subtopologies: tuple[SubTopology, ...]
+    application_id: str,
+    subtopologies: tuple[SubTopology, ...],
 ) -> Iterable[InternalTopic]:
     for subtopology in subtopologies:
         for store in subtopology.stores:

@@ -89,7 +89,11 @@ def writers_of(parts: Sequence[SubTopology], tasks: Sequence[int]) -> dict[str, 
     }
 
 
-def _is_timed(topic: str, timed: set[str], parts: Sequence[SubTopology]) -> bool:
+def _is_timed(
+    topic: str,
+    timed: set[str],
+    parts: Sequence[SubTopology],
+) -> bool:
     reader = next(part for part in parts if topic in part.topics)
     writers = [part for part in parts if topic in _written(part)]
     needed = _has_windows(reader) or not timed.isdisjoint(_written(reader))
@@ -126,7 +130,11 @@ def _has_lawful_rows(node: Node, part: SubTopology) -> bool:
     )
 
 
-def _may_write(part: SubTopology, topic: str, timed: set[str]) -> bool:
+def _may_write(
+    part: SubTopology,
+    topic: str,
+    timed: set[str],
+) -> bool:
     """Whether a sub-topology knows the births of what it writes to a topic."""
     sources = [node for node in part.nodes if isinstance(node, Source)]
     if any(source.unordered for source in sources):

@@ -44,7 +44,11 @@ _START_BYTES = Struct(">q").pack
 """Returns the last 8 bytes of a `window_key`: the window start."""
 
 
-def aggregate(function: Body, node: Aggregate, record: RecordVariables) -> None:
+def aggregate(
+    function: Body,
+    node: Aggregate,
+    record: RecordVariables,
+) -> None:
     """Generate a count, a reduce or an aggregate of a stream, with or without windows."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -52,7 +56,9 @@ def aggregate(function: Body, node: Aggregate, record: RecordVariables) -> None:
         function.value(record)
     if node.drops_null_values and not record.dense:
         function.drop_if(
-            f"{record.value or record.value_bytes} is None", node, "null-value"
+            f"{record.value or record.value_bytes} is None",
+            node,
+            "null-value",
         )
         record = replace(record, dense=True)
     if aggregate_reads(node).key:
@@ -105,7 +111,8 @@ def _observed(function: Body, node: Aggregate) -> str:
     analysis = function.analysis
     times = [
         function.unit.operator_time(
-            analysis.numbers[other.name], analysis.topics(other)
+            analysis.numbers[other.name],
+            analysis.topics(other),
         )
         for other in analysis.nodes
         if isinstance(other, Aggregate) and other.store.name == node.store.name
@@ -114,12 +121,20 @@ def _observed(function: Body, node: Aggregate) -> str:
     return observed
 
 
-def cogroup_merge(function: Body, node: CogroupMerge, record: RecordVariables) -> None:
+def cogroup_merge(
+    function: Body,
+    node: CogroupMerge,
+    record: RecordVariables,
+) -> None:
     """Generate code: the update of an aggregation is forwarded."""
     function.forward(node, record)
 
 
-def table_group(function: Body, node: TableGroup, record: RecordVariables) -> None:
+def table_group(
+    function: Body,
+    node: TableGroup,
+    record: RecordVariables,
+) -> None:
     """Generate code: an update of a row becomes an update of the row of its new key, or
     of two rows.
     """
@@ -151,7 +166,8 @@ def table_group(function: Body, node: TableGroup, record: RecordVariables) -> No
 
 
 def regrouped(
-    new: tuple[Any, Any] | None, old: tuple[Any, Any] | None
+    new: tuple[Any, Any] | None,
+    old: tuple[Any, Any] | None,
 ) -> list[tuple[Any, tuple[Any, Any]]]:
     """Return the updates of the rows of new keys: (key, (new value, old value)). Null
     keys and values are left out.
@@ -231,14 +247,22 @@ def _folding(node: TableAggregate) -> _Fold:
     return _aggregating(node.initializer, node.adder, node.subtractor)
 
 
-def _counted(_: Any, pair: tuple[Any, Any], total: int | None) -> int | None:
+def _counted(
+    _: Any,
+    pair: tuple[Any, Any],
+    total: int | None,
+) -> int | None:
     new, old = pair
     left = total - 1 if old is not None and total is not None else total
     return left if new is None else (left or 0) + 1
 
 
 def _reducing(adder: Callable[..., Any], subtractor: Callable[..., Any]) -> _Fold:
-    def reduced(_: Any, pair: tuple[Any, Any], total: Any) -> Any:
+    def reduced(
+        _: Any,
+        pair: tuple[Any, Any],
+        total: Any,
+    ) -> Any:
         new, old = pair
         if old is not None and total is not None:
             total = subtractor(total, old)
@@ -254,7 +278,11 @@ def _aggregating(
     adder: Callable[..., Any],
     subtractor: Callable[..., Any],
 ) -> _Fold:
-    def aggregated(key: Any, pair: tuple[Any, Any], total: Any) -> Any:
+    def aggregated(
+        key: Any,
+        pair: tuple[Any, Any],
+        total: Any,
+    ) -> Any:
         new, old = pair
         if old is not None and total is not None:
             total = subtractor(key, old, total)
@@ -488,7 +516,10 @@ def _forward_without_headers(
 
 
 def _closing(
-    compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str
+    compiler: Compiler,
+    node: Aggregate,
+    windows: AnyWindows,
+    operator_time: str,
 ) -> str:
     """Return the variable of the open windows, and write the function that forwards
     them when they close.
@@ -523,7 +554,11 @@ def _closing_windows(
     return moving_windows.Closing(store, windows, parts, clocked=clocked)
 
 
-def _forward_closed(function: Body, node: Aggregate, operator_time: str) -> None:
+def _forward_closed(
+    function: Body,
+    node: Aggregate,
+    operator_time: str,
+) -> None:
     if node.emit_on_close:
         name = function.unit.identifier("closing", node.name)
         with function.block(f"if {name}.next <= {operator_time}:"):
@@ -531,7 +566,11 @@ def _forward_closed(function: Body, node: Aggregate, operator_time: str) -> None
 
 
 def _row(
-    node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str
+    node: Aggregate,
+    record: RecordVariables,
+    key_bytes: str,
+    value: str,
+    timestamp: str,
 ) -> RecordVariables:
     """Return the update of a row as a record. If the record's key is the row's key, it
     is not deserialised again.
@@ -539,7 +578,13 @@ def _row(
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
     row = RecordVariables(
-        node.name, key_bytes, serde, value, timestamp, record.stream_time, has_key=True
+        node.name,
+        key_bytes,
+        serde,
+        value,
+        timestamp,
+        record.stream_time,
+        has_key=True,
     )
     return replace(row, key=key, dense=_is_count(node))
 
@@ -586,7 +631,10 @@ def _begun(
         else f"{function.unit.constant('initializer', node.initializer)}()"
     )
     return function.guarded(
-        "old", f"{initial} if {before} is None else {old}", node, skip
+        "old",
+        f"{initial} if {before} is None else {old}",
+        node,
+        skip,
     )
 
 
@@ -610,10 +658,16 @@ def _new_aggregate(
     else:
         initial = f"{function.unit.constant('initializer', node.initializer)}()"
         first = function.call_of(
-            "aggregator", node.aggregator, record, ("key", "value", initial)
+            "aggregator",
+            node.aggregator,
+            record,
+            ("key", "value", initial),
         )
         later = function.call_of(
-            "aggregator", node.aggregator, record, ("key", "value", old)
+            "aggregator",
+            node.aggregator,
+            record,
+            ("key", "value", old),
         )
     if node.aggregator is None:
         new = function.fresh("new")
@@ -621,7 +675,11 @@ def _new_aggregate(
     else:
         undo = undo_of(function, node.store, entry, old)
         new = function.guarded(
-            "new", f"{first} if {old} is None else {later}", node, skip, undo
+            "new",
+            f"{first} if {old} is None else {later}",
+            node,
+            skip,
+            undo,
         )
         function.line(f"{entry}.value = {new}")
     with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
@@ -673,7 +731,12 @@ OPERATORS: Mapping[type[Node], Operator] = {
 }
 
 
-def undo_of(function: Body, store: StoreSpec, entry: str, before: str) -> Sequence[str]:
+def undo_of(
+    function: Body,
+    store: StoreSpec,
+    entry: str,
+    before: str,
+) -> Sequence[str]:
     """Generate code before a call that may change the value of a row; return the lines
     that undo the change.
 

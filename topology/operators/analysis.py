@@ -217,7 +217,12 @@ class Analysis:
             sorted({topic for parent in parents for topic in self.topics(parent)})
         )
 
-    def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
+    def reads(
+        self,
+        edge: Edge,
+        key: AnySerde,
+        value: AnySerde,
+    ) -> Reads:
         """Return whether the child, or anything below it, reads the key or value of the
         record that it gets.
 
@@ -246,7 +251,8 @@ class Analysis:
         """
         at = self.named(name)
         if getattr(at, "store", None) is not None or not isinstance(
-            at, Filter | MapValues | TableTableJoin
+            at,
+            Filter | MapValues | TableTableJoin,
         ):
             return []
         above = [step for parent in at.parents for step in self.view(parent)]
@@ -259,7 +265,12 @@ class Analysis:
         """Return a node by its name."""
         return self.nodes[self.numbers[name]]
 
-    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+    def _read_by(
+        self,
+        node: Node,
+        key: AnySerde,
+        value: AnySerde,
+    ) -> Reads:
         own = self._own_reads(node, key, value)
         # the call of an asynchronous function has already read what it needs
         passes_key = isinstance(node, _PASSES_KEY) and not (
@@ -269,11 +280,18 @@ class Analysis:
         if not passes_key and not passes_value:
             return own
         below = self.below(
-            node, key if passes_key else None, value if passes_value else None
+            node,
+            key if passes_key else None,
+            value if passes_value else None,
         )
         return own | Reads(passes_key and below.key, passes_value and below.value)
 
-    def _own_reads(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+    def _own_reads(
+        self,
+        node: Node,
+        key: AnySerde,
+        value: AnySerde,
+    ) -> Reads:
         """Return the parts that a node itself reads."""
         match node:
             case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
@@ -298,7 +316,12 @@ class Analysis:
         known = isinstance(node, _PASSES_KEY | AsyncProcessing)
         return reads_step(node) if known else _BOTH
 
-    def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+    def below(
+        self,
+        node: Node,
+        key: AnySerde,
+        value: AnySerde,
+    ) -> Reads:
         """Return the parts that the children of a node read of the records that it
         forwards.
         """
@@ -358,7 +381,9 @@ def reads_step(step: Node) -> Reads:
 
 
 def reads_argument(
-    function: Callable[..., Any], position: int, arguments: int = 2
+    function: Callable[..., Any],
+    position: int,
+    arguments: int = 2,
 ) -> bool:
     """Return False only if the function, given this many arguments, provably never
     reads this one.

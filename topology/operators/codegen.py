@@ -15,9 +15,20 @@ for three operators: measured), node objects with `forward` (twice the time).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import (
+    KW_ONLY,
+    dataclass,
+    field,
+    replace,
+)
 from typing import Any
 
 from coopstreams.topology.failures import Phase
@@ -147,7 +158,10 @@ class Unit:
     """
 
     def __init__(
-        self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None
+        self,
+        *,
+        by_key: bool = False,
+        wrapper: ProcessorWrapper | None = None,
     ) -> None:
         self.by_key = by_key
         """Records come in the order of their keys only: an operator time is the current
@@ -199,7 +213,11 @@ class Unit:
         return name
 
     def made(
-        self, prefix: str, node: str, make: Callable[..., object], given: str
+        self,
+        prefix: str,
+        node: str,
+        make: Callable[..., object],
+        given: str,
     ) -> str:
         """Return the variable of an object of a node, which each task makes by `make`,
         given these arguments.
@@ -326,7 +344,8 @@ class Unit:
         return [
             name
             for name, operator_time in sorted(
-                self.operator_times.items(), key=lambda item: item[1].number
+                self.operator_times.items(),
+                key=lambda item: item[1].number,
             )
             if topic in operator_time.topics
         ]
@@ -522,7 +541,12 @@ class Function:
             self.line(f"{name} = {code}")
         return name
 
-    def drop_if(self, condition: str, node: Node, reason: str) -> None:
+    def drop_if(
+        self,
+        condition: str,
+        node: Node,
+        reason: str,
+    ) -> None:
         """Generate code: a record is dropped and counted under a condition."""
         with self.block(f"if {condition}:"):
             self.drop(node, reason)
@@ -547,7 +571,11 @@ class Function:
             assert record.key_bytes is not None
             assert record.key_serde is not None
             record.key = self._decoded(
-                "key", record.key_bytes, record.key_serde, record.source, record.has_key
+                "key",
+                record.key_bytes,
+                record.key_serde,
+                record.source,
+                record.has_key,
             )
         return record.key
 
@@ -591,7 +619,10 @@ class Function:
         return record.without_parts, f"{part} is not unread"
 
     def key_as_bytes(
-        self, record: RecordVariables, serde: Serde[Any], node: Node
+        self,
+        record: RecordVariables,
+        serde: Serde[Any],
+        node: Node,
     ) -> str:
         """Return the variable of the key as bytes of this serde; write its
         serialisation if needed.
@@ -599,11 +630,18 @@ class Function:
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
         return self._encoded(
-            "key", self.key(record), serde.for_keys(), node, record.has_key
+            "key",
+            self.key(record),
+            serde.for_keys(),
+            node,
+            record.has_key,
         )
 
     def value_as_bytes(
-        self, record: RecordVariables, serde: Serde[Any], node: Node
+        self,
+        record: RecordVariables,
+        serde: Serde[Any],
+        node: Node,
     ) -> str:
         """Return the variable of the value as bytes of this serde; write its
         serialisation if needed.
@@ -613,7 +651,12 @@ class Function:
         return self._encoded("value", self.value(record), serde, node, record.dense)
 
     def _decoded(
-        self, part: str, data: str, serde: Serde[Any], source: str, dense: bool
+        self,
+        part: str,
+        data: str,
+        serde: Serde[Any],
+        source: str,
+        dense: bool,
     ) -> str:
         if serde == raw:
             return data
@@ -628,21 +671,30 @@ class Function:
         if not dense:
             read = f"None if {data} is None else {read}"
         with self.guard(
-            "deserialization", source, f"unreadable({whole}, {data}, error)"
+            "deserialization",
+            source,
+            f"unreadable({whole}, {data}, error)",
         ):
             self.line(f"{name} = {read}")
         self.unit.constant("unreadable", unreadable)
         return name
 
     def _encoded(
-        self, part: str, value: str, serde: Serde[Any], node: Node, dense: bool
+        self,
+        part: str,
+        value: str,
+        serde: Serde[Any],
+        node: Node,
+        dense: bool,
     ) -> str:
         name = self.fresh(f"{part}_bytes")
         encode = self.unit.constant(f"encode_{part}", serde.encode)
         whole = self.unit.constant(f"{part}_serde", serde)
         topic = node.topic if isinstance(node, Sink) else None
         with self.guard(
-            "production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"
+            "production",
+            node.name,
+            f"unwritable({whole}, {value}, error, {topic!r})",
         ):
             self.line(
                 f"{name} = {'' if dense else f'None if {value} is None else '}{encode}({value})"

@@ -130,7 +130,12 @@ class Compiler:
                 self.unit.wrap(node, function.name)
         return self._called[what]
 
-    def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
+    def flush(
+        self,
+        node: Node,
+        store: StoreSpec,
+        key: Serde[Any],
+    ) -> str:
         """Generate the function that forwards the updates that a record cache holds
         back; return its name.
         """
@@ -210,7 +215,12 @@ class Body(Function):
             if to in (None, edge.child.name):
                 self._call(edge, record)
 
-    def drop_late(self, node: Node, record: RecordVariables, condition: str) -> None:
+    def drop_late(
+        self,
+        node: Node,
+        record: RecordVariables,
+        condition: str,
+    ) -> None:
         """Generate code: under this condition the record is late: drop it, count it,
         pass it to `Late` children.
         """
@@ -333,7 +343,12 @@ class Body(Function):
         elif store.name in self.compiler.self_joins.behind:
             self.line(f"{self.compiler.before}.setdefault({store.name!r}, {value})")
 
-    def touch(self, store: StoreSpec, key_bytes: str, entry: str) -> None:
+    def touch(
+        self,
+        store: StoreSpec,
+        key_bytes: str,
+        entry: str,
+    ) -> None:
         """Generate code: an entry, whose value and timestamp are set, is marked as
         changed.
         """
@@ -348,7 +363,8 @@ class Body(Function):
         it.
         """
         operator_time = self.unit.operator_time(
-            self.analysis.numbers[node.name], self.analysis.topics(node)
+            self.analysis.numbers[node.name],
+            self.analysis.topics(node),
         )
         self.assigned.add(operator_time)
         return operator_time
@@ -390,5 +406,7 @@ class Body(Function):
     def _write(self, edge: Edge, record: RecordVariables) -> None:
         self.line(f"# {edge.child.name}")
         self.compiler.operators[type(edge.child)](
-            self, edge.child, replace(record, side=edge.side)
+            self,
+            edge.child,
+            replace(record, side=edge.side),
         )

@@ -15,7 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coopstreams.topology.fields import Both, Comparison, Condition, Either, Not, field
+from coopstreams.topology.fields import (
+    Both,
+    Comparison,
+    Condition,
+    Either,
+    Not,
+    field,
+)
 from coopstreams.topology.operators.codegen import Unit
 
 _MOST_LEVELS = 20
@@ -26,7 +33,11 @@ Part = Callable[[str], str]
 """The code of a part, by its name."""
 
 
-def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
+def expression(
+    unit: Unit,
+    condition: Condition,
+    part: Part,
+) -> str | None:
     """Return the code of a field or a condition; None: it is nested too deeply, or of
     an unknown class.
     """
@@ -37,7 +48,12 @@ def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
     )
 
 
-def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
+def of_value(
+    unit: Unit,
+    condition: Condition,
+    value: str,
+    call: str,
+) -> str:
     """Return the expression of a field or a condition for the value in a variable;
     `call`: the code that calls it.
     """
@@ -51,7 +67,12 @@ def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
     )
 
 
-def _truth(unit: Unit, condition: Condition, part: Part, levels: int) -> str | None:
+def _truth(
+    unit: Unit,
+    condition: Condition,
+    part: Part,
+    levels: int,
+) -> str | None:
     """Return code that is True or False. CPython compiles `not not` to nothing where it
     is a test.
     """

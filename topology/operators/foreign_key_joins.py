@@ -26,7 +26,12 @@ from coopstreams.topology.graph.join_nodes import (
     ForeignKeyAsk,
     ForeignKeyResult,
 )
-from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Filter,
+    MapValues,
+    Node,
+)
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 from coopstreams.topology.operators.lookups import LookUp, RowVariables
@@ -34,7 +39,11 @@ from coopstreams.topology.operators.tables import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
 
-def ask(function: Body, node: ForeignKeyAsk, record: RecordVariables) -> None:
+def ask(
+    function: Body,
+    node: ForeignKeyAsk,
+    record: RecordVariables,
+) -> None:
     """Generate code: a change of a left row sends subscriptions to the right rows of
     its new and old foreign keys.
     """
@@ -49,11 +58,16 @@ def ask(function: Body, node: ForeignKeyAsk, record: RecordVariables) -> None:
     make = function.unit.constant(
         "ask",
         partial(
-            questions, node.extract, node.foreign_key.for_keys().serialize, node.left
+            questions,
+            node.extract,
+            node.foreign_key.for_keys().serialize,
+            node.left,
         ),
     )
     many = function.guarded(
-        "questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node
+        "questions",
+        f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})",
+        node,
     )
     foreign_key = function.fresh("foreign_key")
     asked = function.fresh("asked")
@@ -241,7 +255,9 @@ def _ask_again(
     key = function.key(here)
     primary_key = function.key_as_bytes(here, node.key, node)
     asked = function.guarded(
-        "asked", f"{make}({key}, {primary_key}, {row.value}, {data})", node
+        "asked",
+        f"{make}({key}, {primary_key}, {row.value}, {data})",
+        node,
     )
     with function.block(f"if {asked} is not None:"):
         foreign_key = function.fresh("foreign_key")

@@ -76,7 +76,11 @@ class GraceBuffer:
         return out
 
 
-def buffered_join(function: Body, node: BufferedJoin, record: RecordVariables) -> None:
+def buffered_join(
+    function: Body,
+    node: BufferedJoin,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record is held, and the records that are due are joined with
     their rows.
     """
@@ -127,7 +131,12 @@ def _meet(
         function.line(under_held_headers(function.compiler, f"{headers} or None", join))
 
 
-def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> None:
+def _write_join(
+    compiler: Compiler,
+    node: BufferedJoin,
+    name: str,
+    now: str,
+) -> None:
     """Generate the function that joins a record with its row."""
     join = compiler.function(f"{name}_join")
     join.parameters = ("key_bytes", "value", "timestamp")

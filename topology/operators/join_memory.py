@@ -22,7 +22,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias, cast
+from typing import (
+    Any,
+    Protocol,
+    TypeAlias,
+    cast,
+)
 
 from sortedcontainers import SortedList
 
@@ -106,7 +111,11 @@ class JoinMemory:
             self._gate.add(self._waiting.order)
 
     def before(
-        self, side: int, key: bytes | None, timestamp: int, now: int
+        self,
+        side: int,
+        key: bytes | None,
+        timestamp: int,
+        now: int,
     ) -> list[Pair]:
         """Return and remove the unmatched records that are emitted before a record's
         own results. Call `take` next.
@@ -118,7 +127,12 @@ class JoinMemory:
         return self.due(now)
 
     def take(
-        self, side: int, key: bytes | None, value: Any, timestamp: int, now: int
+        self,
+        side: int,
+        key: bytes | None,
+        value: Any,
+        timestamp: int,
+        now: int,
     ) -> list[Pair]:
         """Return a record's own results: its matches, or itself. `now`: stream time."""
         if key is None:
@@ -192,7 +206,10 @@ class EmissionGate:
     """
 
     def __init__(
-        self, reach: tuple[int, int], grace_ms: int, guard: AbstractContextManager[Any]
+        self,
+        reach: tuple[int, int],
+        grace_ms: int,
+        guard: AbstractContextManager[Any],
     ) -> None:
         self._reach = reach
         self._grace_ms = grace_ms
@@ -289,7 +306,8 @@ class _Side:
         for times in self._times.values():
             times.sort()
         self._of_all: list[int] = store.siblings.setdefault(
-            f"newest of {store.spec.name}", [_NEVER]
+            f"newest of {store.spec.name}",
+            [_NEVER],
         )
         self._of_all[0] = max(self._of_all[0], newest)
 
@@ -313,7 +331,12 @@ class _Side:
         """
         self.observe(min(self._of_all[0], stream_time))
 
-    def put(self, key: bytes, timestamp: int, value: Any) -> None:
+    def put(
+        self,
+        key: bytes,
+        timestamp: int,
+        value: Any,
+    ) -> None:
         """Store a record, unless it is too old to be found."""
         self.observe(timestamp)
         if timestamp > self._of_all[0]:
@@ -332,7 +355,10 @@ class _Side:
             self._store.touch(row, entry)
 
     def between(
-        self, key: bytes, first: int, last: int
+        self,
+        key: bytes,
+        first: int,
+        last: int,
     ) -> Iterator[tuple[int, list[Any]]]:
         """Yield a key's timestamps from first to last (inclusive, ascending), with
         their values in arrival order.
@@ -369,7 +395,12 @@ class UnmatchedRecords:
             for at, side in {row[:2] for row in entry.value}
         )
 
-    def values(self, key: bytes, side: int, timestamp: int) -> list[Any]:
+    def values(
+        self,
+        key: bytes,
+        side: int,
+        timestamp: int,
+    ) -> list[Any]:
         """Return the values of a key, side and timestamp, in the order of arrival."""
         return [
             value
@@ -377,15 +408,27 @@ class UnmatchedRecords:
             if (at, of) == (timestamp, side)
         ]
 
-    def add(self, key: bytes, side: int, timestamp: int, value: Any) -> None:
+    def add(
+        self,
+        key: bytes,
+        side: int,
+        timestamp: int,
+        value: Any,
+    ) -> None:
         """Add a record."""
         if (timestamp, 1 - side, key) not in self.order:
             self.order.add((timestamp, 1 - side, key))
         self._write(
-            key, [*(self.store.load(key).value or ()), (timestamp, side, value)]
+            key,
+            [*(self.store.load(key).value or ()), (timestamp, side, value)],
         )
 
-    def remove(self, key: bytes, side: int, timestamp: int) -> bool:
+    def remove(
+        self,
+        key: bytes,
+        side: int,
+        timestamp: int,
+    ) -> bool:
         """Remove all records of a key, side and timestamp; return whether there were
         any.
         """
@@ -411,7 +454,13 @@ class UnmatchedRecords:
             self.store.touch(key, entry)
 
 
-def _pair(side: int, key: bytes | None, value: Any, other: Any, timestamp: int) -> Pair:
+def _pair(
+    side: int,
+    key: bytes | None,
+    value: Any,
+    other: Any,
+    timestamp: int,
+) -> Pair:
     return (
         (key, value, other, timestamp)
         if side == LEFT

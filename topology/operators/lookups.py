@@ -87,7 +87,8 @@ class LookUp:
         name = unit.store(store)
         entry = function.fresh("entry")
         written = unit.constant(
-            "as_written", as_written if store.history_ms is None else latest_as_written
+            "as_written",
+            as_written if store.history_ms is None else latest_as_written,
         )
         stored = f"{entry}.stored" if self.flushed else f"{written}({entry})"
         row = RowVariables(function.fresh("row"), f"{entry}.timestamp", stored)
@@ -116,7 +117,8 @@ class LookUp:
         row = replace(self, flushed=False)._stored(store)
         entry = function.fresh("version")
         now = unit.operator_time(
-            function.analysis.numbers[node.name], function.analysis.topics(node)
+            function.analysis.numbers[node.name],
+            function.analysis.topics(node),
         )
         assert store.past is not None
         version = unit.constant("version_at", version_at)
@@ -191,7 +193,12 @@ class LookUp:
 
 
 def joined_value(
-    kind: str, joiner: str, left: str, right: str, *, known: str | None = None
+    kind: str,
+    joiner: str,
+    left: str,
+    right: str,
+    *,
+    known: str | None = None,
 ) -> str:
     """Return the expression of a table join's value, None if it has none. `known`: this
     value is not None.

@@ -50,12 +50,20 @@ Aggregator: TypeAlias = Callable[[Any, Any, Any], Any]
 """`(key, value, aggregate) -> aggregate`."""
 
 
-def counting(_key: Any, _value: Any, total: int) -> int:
+def counting(
+    _key: Any,
+    _value: Any,
+    total: int,
+) -> int:
     """Return the count with one more."""
     return total + 1
 
 
-def added(_key: Any, one: int, other: int) -> int:
+def added(
+    _key: Any,
+    one: int,
+    other: int,
+) -> int:
     """Return the sum of two counts."""
     return one + other
 
@@ -120,7 +128,13 @@ class Sliding:
     ) -> None:
         """Add a record to all windows that hold it, and append the updates."""
         record = _Sliding(
-            self, key_bytes, key, value, timestamp, stream_time - self._grace, updates
+            self,
+            key_bytes,
+            key,
+            value,
+            timestamp,
+            stream_time - self._grace,
+            updates,
         )
         if timestamp < self._difference:
             record.early()
@@ -159,7 +173,9 @@ class _Sliding:
         timestamp = self._timestamp
         difference = self._of._difference
         found = self._of._store.fetch(
-            self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1
+            self._key_bytes,
+            max(0, timestamp - 2 * difference),
+            timestamp + 1,
         )
         starts: set[int] = set()
         left: Any = None
@@ -251,7 +267,12 @@ class _Sliding:
             self._of._store.put(window, *right)
             self._updates.append(Update(window, right[0], None, right[1]))
 
-    def _add(self, start: int, value: Any, newest: int) -> None:
+    def _add(
+        self,
+        start: int,
+        value: Any,
+        newest: int,
+    ) -> None:
         if start + self._of._difference < self._close_time:
             return
         window = window_key(self._key_bytes, start)
@@ -311,7 +332,9 @@ class Sessions:
         absorbed = [
             (row, entry)
             for row, entry in store.sessions(
-                key_bytes, timestamp - self._gap, timestamp + self._gap
+                key_bytes,
+                timestamp - self._gap,
+                timestamp + self._gap,
             )
             if entry.value is not None
         ]

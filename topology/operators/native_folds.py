@@ -22,7 +22,13 @@ from coopstreams.topology.graph.known_folds import (
     known_kind,
     plain_sinks,
 )
-from coopstreams.topology.graph.nodes import Aggregate, MapValues, Node, Sink, Source
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    MapValues,
+    Node,
+    Sink,
+    Source,
+)
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler
 from coopstreams.topology.serdes import float64
@@ -78,7 +84,11 @@ def settle(function: Body, source: Source) -> None:
                 function.epilogue += [f"if keys_{name}:", f"    settle_{name}()"]
 
 
-def forward_at_once(compiler: Compiler, flush: str, node: Aggregate) -> None:
+def forward_at_once(
+    compiler: Compiler,
+    flush: str,
+    node: Aggregate,
+) -> None:
     """Generate code: the updates that the record cache holds back are forwarded as
     columns, if they may be.
 
@@ -96,7 +106,11 @@ def forward_at_once(compiler: Compiler, flush: str, node: Aggregate) -> None:
     ]
 
 
-def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
+def _begin(
+    compiler: Compiler,
+    node: Aggregate,
+    name: str,
+) -> None:
     """Bind the columns, and write the function that adds them to the store."""
     unit = compiler.unit
     store = compiler.unit.store(node.store)
@@ -147,7 +161,12 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
             function.line(f"fail({unit.site('processing', node.name)}, error)")
 
 
-def _add_batch(function: Body, node: Aggregate, name: str, values: str) -> None:
+def _add_batch(
+    function: Body,
+    node: Aggregate,
+    name: str,
+    values: str,
+) -> None:
     """Generate code before the loop: a batch whose records have no headers is added as
     it is.
 
@@ -268,7 +287,11 @@ def _call(
         function.line(line)
 
 
-def _note_odd(function: Body, node: Aggregate, name: str) -> None:
+def _note_odd(
+    function: Body,
+    node: Aggregate,
+    name: str,
+) -> None:
     function.assigned.add(f"odd_{name}")
     function.line(f"odd_{name} = {function.unit.store(node.store)}_rows.odd")
 

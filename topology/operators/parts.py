@@ -13,7 +13,12 @@ skipped parts it accepts bytes that are not UTF-8, which orjson refuses).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import (
+    Any,
+    Final,
+    Protocol,
+    TypeAlias,
+)
 
 from coopstreams.topology import serdes
 from coopstreams.topology.fields import Condition, fields_of
@@ -42,7 +47,9 @@ class Parts(Protocol):
     """Reads parts of JSON values, each as orjson does."""
 
     def columns(
-        self, values: Sequence[bytes | None], unread: object
+        self,
+        values: Sequence[bytes | None],
+        unread: object,
     ) -> list[tuple[list[Any], type | None]]:
         """Return the column of each part, and int or float if all in it are of this
         class.
@@ -109,7 +116,11 @@ def _is_plain(name: str) -> bool:
     return type(name) is str and name.isprintable()
 
 
-def read_parts(function: Function, make: MakeParts, names: Sequence[str]) -> None:
+def read_parts(
+    function: Function,
+    make: MakeParts,
+    names: Sequence[str],
+) -> None:
     """Generate code before the loop over a source: the columns of these parts of its
     values.
 

@@ -28,7 +28,11 @@ from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
 
 
-def process(function: Body, node: Processing, record: RecordVariables) -> None:
+def process(
+    function: Body,
+    node: Processing,
+    record: RecordVariables,
+) -> None:
     """Generate code: the processor is called with the record; its context calls the
     code of the nodes below.
     """
@@ -72,7 +76,10 @@ def _work(compiler: Compiler, node: Processing) -> str:
     after = RecordVariables(node.name, key_bytes, node.key, "value", key="key")
     if len(names) > 1:
         everyone = _way(
-            compiler, node, None, lambda body: body.call_children(node, after)
+            compiler,
+            node,
+            None,
+            lambda body: body.call_children(node, after),
         )
         ways = {
             name: _way(
@@ -103,7 +110,9 @@ def _way(
     """
     unit = compiler.unit
     name, parameters = compiler.shared_function(
-        (node.name, "children", to), unit.identifier("after", node.name), write
+        (node.name, "children", to),
+        unit.identifier("after", node.name),
+        write,
     )
     given = ", ".join(
         "process.task_time()" if parameter == "stream_time" else parameter
@@ -112,7 +121,11 @@ def _way(
     return f"lambda key_bytes, key, value, timestamp: {name}({given})"
 
 
-def take_result(function: Body, node: AsyncMap, record: RecordVariables) -> None:
+def take_result(
+    function: Body,
+    node: AsyncMap,
+    record: RecordVariables,
+) -> None:
     """Generate code: the result of the record's call, which has ended, is forwarded;
     its error fails the record.
     """
@@ -120,7 +133,10 @@ def take_result(function: Body, node: AsyncMap, record: RecordVariables) -> None
     if node.flat and node.pairs:
         pairs = f"{function.unit.constant('pairs_of', _pairs)}({result})"
         stateless.forward_pairs(
-            function, node, record, function.guarded("pairs", pairs, node)
+            function,
+            node,
+            record,
+            function.guarded("pairs", pairs, node),
         )
     elif node.flat:
         stateless.forward_values(
@@ -133,7 +149,8 @@ def take_result(function: Body, node: AsyncMap, record: RecordVariables) -> None
         stateless.forward_pair(function, node, record, result)
     else:
         function.forward(
-            node, record.with_value(function.guarded("value", result, node))
+            node,
+            record.with_value(function.guarded("value", result, node)),
         )
 
 
@@ -141,7 +158,11 @@ def _pairs(answer: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in answer]
 
 
-def begin_call(function: Body, node: Asynchronous, record: RecordVariables) -> None:
+def begin_call(
+    function: Body,
+    node: Asynchronous,
+    record: RecordVariables,
+) -> None:
     """Generate code: a call with this record is requested."""
     want = function.unit.bind("want", "want = process.want")
     if isinstance(node, AsyncProcessing):

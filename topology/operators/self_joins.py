@@ -78,7 +78,8 @@ def _all_above(nodes: Sequence[Node]) -> dict[str, frozenset[str]]:
         one_side = isinstance(node, StreamTableJoin | ForeignKeyResult)
         feeding = node.parents[:1] if one_side else node.parents
         above[node.name] = frozenset().union(
-            feeding, *(above[parent] for parent in feeding)
+            feeding,
+            *(above[parent] for parent in feeding),
         )
     return above
 

@@ -37,7 +37,11 @@ from coopstreams.topology.stores import StoreSpec
 KEY_AND_VALUE = ("key", "value")
 
 
-def filter_records(function: Body, node: Filter, record: RecordVariables) -> None:
+def filter_records(
+    function: Body,
+    node: Filter,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record that fails the predicate is dropped; on a table, it
     becomes a tombstone.
     """
@@ -50,7 +54,11 @@ def filter_records(function: Body, node: Filter, record: RecordVariables) -> Non
     function.forward(node, record)
 
 
-def _filter_rows(function: Body, node: Filter, record: RecordVariables) -> None:
+def _filter_rows(
+    function: Body,
+    node: Filter,
+    record: RecordVariables,
+) -> None:
     """Forward a tombstone for a row that fails the predicate.
 
     If the old value is known and failed the predicate too, forward nothing.
@@ -100,7 +108,9 @@ def _filter_kept_rows(
     value = function.value(record)
     word = "not " if node.negate else ""
     kept = function.guarded(
-        "value", f"{value} if {value} is not None and {word}{passes} else None", node
+        "value",
+        f"{value} if {value} is not None and {word}{passes} else None",
+        node,
     )
     _keep(
         function,
@@ -147,7 +157,11 @@ def _keep(
         function.forward(node, replace(record.with_value(value, old), latest=None))
 
 
-def map_values(function: Body, node: MapValues, record: RecordVariables) -> None:
+def map_values(
+    function: Body,
+    node: MapValues,
+    record: RecordVariables,
+) -> None:
     """Generate code: the value is mapped. A table's tombstones stay tombstones."""
     call = function.call_of(
         "mapper",
@@ -179,7 +193,9 @@ def map_values(function: Body, node: MapValues, record: RecordVariables) -> None
 
 
 def flat_map_values(
-    function: Body, node: FlatMapValues, record: RecordVariables
+    function: Body,
+    node: FlatMapValues,
+    record: RecordVariables,
 ) -> None:
     """Generate code: a value becomes any number of values.
 
@@ -200,7 +216,11 @@ def flat_map_values(
     forward_values(function, node, record, many)
 
 
-def flat_map(function: Body, node: FlatMap, record: RecordVariables) -> None:
+def flat_map(
+    function: Body,
+    node: FlatMap,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record becomes several. The pairs are unpacked at once, so a bad
     pair fails the mapper.
     """
@@ -209,7 +229,11 @@ def flat_map(function: Body, node: FlatMap, record: RecordVariables) -> None:
     forward_pairs(function, node, record, function.guarded("pairs", pairs, node))
 
 
-def map_pairs(function: Body, node: Map, record: RecordVariables) -> None:
+def map_pairs(
+    function: Body,
+    node: Map,
+    record: RecordVariables,
+) -> None:
     """Generate code: key and value are mapped."""
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
     forward_pair(function, node, record, call)
@@ -258,13 +282,21 @@ def forward_values(
         function.forward(node, record.with_value(value))
 
 
-def select_key(function: Body, node: SelectKey, record: RecordVariables) -> None:
+def select_key(
+    function: Body,
+    node: SelectKey,
+    record: RecordVariables,
+) -> None:
     """Generate code: the key is mapped."""
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
     function.forward(node, record.with_key(function.guarded("key", call, node)))
 
 
-def peek(function: Body, node: Peek, record: RecordVariables) -> None:
+def peek(
+    function: Body,
+    node: Peek,
+    record: RecordVariables,
+) -> None:
     """Generate code: the action is called, and the record forwarded."""
     call = function.call_of("action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
@@ -272,7 +304,11 @@ def peek(function: Body, node: Peek, record: RecordVariables) -> None:
     function.forward(node, record)
 
 
-def drop_null_keys(function: Body, node: DropNullKeys, record: RecordVariables) -> None:
+def drop_null_keys(
+    function: Body,
+    node: DropNullKeys,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record without a key is dropped and counted."""
     function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
     function.forward(node, replace(record, has_key=True))
@@ -292,7 +328,11 @@ def pass_on(
     )
 
 
-def sink(function: Body, node: Sink, record: RecordVariables) -> None:
+def sink(
+    function: Body,
+    node: Sink,
+    record: RecordVariables,
+) -> None:
     """Generate code: the record is appended to the topic's output."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
@@ -307,7 +347,11 @@ def sink(function: Body, node: Sink, record: RecordVariables) -> None:
             function.line(f"{function.unit.births(node.topic)}({birth})")
 
 
-def apply_to(function: Body, _: ApplyTo, record: RecordVariables) -> None:
+def apply_to(
+    function: Body,
+    _: ApplyTo,
+    record: RecordVariables,
+) -> None:
     """Generate code: the record is noted for the external sink."""
     note = function.unit.bind("note_applied", "note_applied = process.applied.append")
     made = function.unit.constant("Applied", Applied)
@@ -347,7 +391,11 @@ def each_partition(
         function.line(f"{out}.choose({partition})")
 
 
-def split(function: Body, node: Split, record: RecordVariables) -> None:
+def split(
+    function: Body,
+    node: Split,
+    record: RecordVariables,
+) -> None:
     """Generate the choice of a branch: that of the first true predicate, else the
     default branch, if there is one.
     """
@@ -363,7 +411,11 @@ def split(function: Body, node: Split, record: RecordVariables) -> None:
             function.enter(edge, record)
 
 
-def dynamic_sink(function: Body, node: DynamicSink, record: RecordVariables) -> None:
+def dynamic_sink(
+    function: Body,
+    node: DynamicSink,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record is appended to the output of the topic that the function
     names, made on first use.
     """

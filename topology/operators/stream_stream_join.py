@@ -37,7 +37,11 @@ def stream_stream_join(
     _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
     if not outer:
         _drop_if(
-            function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})"
+            function,
+            node,
+            f"{key_bytes} is None",
+            "null-key",
+            f"{memory}.skip({now})",
         )
     if len(node.stores) > 2:
         _tell_when_due(function.compiler, node, now, memory, record)
@@ -64,7 +68,11 @@ def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
 
 
 def _drop_if(
-    function: Body, node: Node, condition: str, reason: str, first: str
+    function: Body,
+    node: Node,
+    condition: str,
+    reason: str,
+    first: str,
 ) -> None:
     with function.block(f"if {condition}:"):
         function.line(first)
@@ -116,12 +124,18 @@ def _forward(
     )
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
         made = RecordVariables(
-            node.name, key, node.key, left, timestamp, record.stream_time
+            node.name,
+            key,
+            node.key,
+            left,
+            timestamp,
+            record.stream_time,
         )
         parts = (*(["key"] if node.with_key else []), left, right)
         call = function.call_of("joiner", node.joiner, made, parts)
         function.call_children(
-            node, made.with_value(function.guarded("value", call, node, skip))
+            node,
+            made.with_value(function.guarded("value", call, node, skip)),
         )
 
 

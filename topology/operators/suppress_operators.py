@@ -69,7 +69,11 @@ class SuppressionBuffer:
             self._queue_up(key, place)
         else:
             entry.value = SuppressedUpdate(
-                earlier.place, timestamp, value, earlier.before, headers
+                earlier.place,
+                timestamp,
+                value,
+                earlier.before,
+                headers,
             )
             self._bytes -= _size(key, earlier)
         self._bytes += _size(key, entry.value)
@@ -130,7 +134,11 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
     return len(key) + len(update.value or b"") + len(update.before or b"")
 
 
-def suppress(function: Body, node: Suppress, record: RecordVariables) -> None:
+def suppress(
+    function: Body,
+    node: Suppress,
+    record: RecordVariables,
+) -> None:
     """Generate code: an update is held, and the updates that are then due are
     forwarded.
     """
@@ -155,7 +163,10 @@ def suppress(function: Body, node: Suppress, record: RecordVariables) -> None:
 def buffer(compiler: Compiler, node: Suppress) -> str:
     """Return the variable of the buffer."""
     return compiler.unit.made(
-        "waiting", node.name, partial(SuppressionBuffer, node), "stores"
+        "waiting",
+        node.name,
+        partial(SuppressionBuffer, node),
+        "stores",
     )
 
 
@@ -171,7 +182,11 @@ def held_headers(compiler: Compiler, node: Node) -> str:
     )
 
 
-def under_held_headers(compiler: Compiler, headers: str, call: str) -> str:
+def under_held_headers(
+    compiler: Compiler,
+    headers: str,
+    call: str,
+) -> str:
     """Return the statement that makes a call for a record that was held, under its
     headers.
 
@@ -193,7 +208,10 @@ def _is_asked(compiler: Compiler, node: Node) -> bool:
 
 
 def _write_due(
-    compiler: Compiler, node: Suppress, name: str, operator_time: str
+    compiler: Compiler,
+    node: Suppress,
+    name: str,
+    operator_time: str,
 ) -> None:
     """Generate the functions that forward the due updates, each with its own headers."""
     unit = compiler.unit
@@ -201,7 +219,11 @@ def _write_due(
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
     record = RecordVariables(
-        node.name, "key_bytes", node.key, stream_time=operator_time, has_key=True
+        node.name,
+        "key_bytes",
+        node.key,
+        stream_time=operator_time,
+        has_key=True,
     )
     record = replace(record, value_bytes="value_bytes", value_serde=node.value)
     if compiler.analysis.wants_old(node):
@@ -217,7 +239,9 @@ def _write_due(
     ):
         due.line(
             under_held_headers(
-                compiler, "update.headers", f"{name}_emit(key_bytes, update)"
+                compiler,
+                "update.headers",
+                f"{name}_emit(key_bytes, update)",
             )
         )
     if not compiler.caching:

@@ -72,7 +72,10 @@ def table_table_join(
         )
         return
     known = replace(
-        record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp
+        record,
+        key_bytes=key_bytes,
+        key_serde=node.key,
+        timestamp=timestamp,
     )
     function.forward(node, known.with_value(result, old))
 
@@ -93,7 +96,12 @@ def _write_results(
     joiner = function.unit.constant("joiner", node.joiner)
     result = function.fresh("value")
     new = _join(
-        node, joiner, record, function.value(record), other, known=not (last or caches)
+        node,
+        joiner,
+        record,
+        function.value(record),
+        other,
+        known=not (last or caches),
     )
     old = last if node.sends_old else None
     with function.guard("processing", node.name):
@@ -171,7 +179,12 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
             function.line("continue")
         old = "old" if compiler.analysis.wants_old(node) else None
         record = RecordVariables(
-            node.name, "key_bytes", node.key, "value", has_key=True, old=old
+            node.name,
+            "key_bytes",
+            node.key,
+            "value",
+            has_key=True,
+            old=old,
         )
         function.forward(node, record)
     function.read_stream_time(node)
@@ -183,7 +196,12 @@ class LastEmitted(Entry):
 
     __slots__ = ("old",)
 
-    def __init__(self, value: object, timestamp: int, old: object) -> None:
+    def __init__(
+        self,
+        value: object,
+        timestamp: int,
+        old: object,
+    ) -> None:
         super().__init__(value, timestamp, None)
         self.old = old
 

@@ -35,7 +35,11 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def table_source(function: Body, node: TableSource, record: RecordVariables) -> None:
+def table_source(
+    function: Body,
+    node: TableSource,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record sets the row of its key, a tombstone deletes it. Both are
     updates, changed or not.
     """
@@ -99,12 +103,18 @@ def join_row(
     call = function.call_of("joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
         function.drop_if(
-            f"{record.value} is None", node, "null-value"
+            f"{record.value} is None",
+            node,
+            "null-value",
         )  # bytes may deserialise to null, as JSON's do
     return record.with_value(function.guarded("value", call, node))
 
 
-def drop_null_key(function: Body, node: Node, record: RecordVariables) -> None:
+def drop_null_key(
+    function: Body,
+    node: Node,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record without a key is dropped."""
     if not record.has_key:
         function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
@@ -155,7 +165,11 @@ def versioned_source(
     function.forward(node, replace(record, value=value, latest=latest))
 
 
-def drop_the_past(function: Body, node: Node, record: RecordVariables) -> None:
+def drop_the_past(
+    function: Body,
+    node: Node,
+    record: RecordVariables,
+) -> None:
     """Generate code: a record that changes only the past of its row is dropped; the
     operator uses the latest rows.
     """
@@ -177,7 +191,11 @@ def tables_that_expire(compiler: Compiler) -> list[tuple[Node, StoreSpec]]:
     ]
 
 
-def expire_rows(compiler: Compiler, node: Node, store: StoreSpec) -> None:
+def expire_rows(
+    compiler: Compiler,
+    node: Node,
+    store: StoreSpec,
+) -> None:
     """Generate the function that deletes the rows of a table that have expired, and
     forwards the deletions.
 
@@ -206,7 +224,12 @@ def expire_rows(compiler: Compiler, node: Node, store: StoreSpec) -> None:
     emit.remember(store, "old")
     old = "old" if compiler.analysis.wants_old(node) else None
     record = RecordVariables(
-        node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old
+        node.name,
+        "key_bytes",
+        row_key(node, store),
+        "value",
+        has_key=True,
+        old=old,
     )
     emit.forward(node, record)
     with due.loop(

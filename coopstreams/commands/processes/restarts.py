@@ -95,7 +95,13 @@ class Restarts:
         return self._last_status == WRONG
 
     def ended(
-        self, status: int, why: str, now: float, *, ran: bool, others: bool
+        self,
+        status: int,
+        why: str,
+        now: float,
+        *,
+        ran: bool,
+        others: bool,
     ) -> Verdict:
         """Note an end; return the decision.
 
@@ -110,7 +116,8 @@ class Restarts:
         told = f"worker {self._worker} {describe_end(status, why)}"
         if status == STOPPED:
             return Over(
-                status, f"{told}; the others end in the same way, so all are stopped"
+                status,
+                f"{told}; the others end in the same way, so all are stopped",
             )
         if status == WRONG and not self._has_run:
             return Over(
@@ -131,7 +138,13 @@ class Restarts:
             f"{told}{times}; all are stopped (--max-restarts {self._most})",
         )
 
-    def _again(self, rest_s: float, told: str, *, spared: bool) -> Again:
+    def _again(
+        self,
+        rest_s: float,
+        told: str,
+        *,
+        spared: bool,
+    ) -> Again:
         row = self._back_off.in_a_row
         again = f"starting it again in {rest_s:g} s" if rest_s else "starting it again"
         bound = "the others go on" if spared else f"more than {self._most} stop all"

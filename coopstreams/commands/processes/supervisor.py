@@ -23,7 +23,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -80,7 +85,10 @@ def spawn(
     workers.
     """
     return subprocess.Popen(
-        list(command), env=environment, pass_fds=descriptors, start_new_session=True
+        list(command),
+        env=environment,
+        pass_fds=descriptors,
+        start_new_session=True,
     )
 
 
@@ -164,7 +172,12 @@ class Supervisor:
         )
 
     def _ended(
-        self, worker: _Worker, status: int, why: str, *, ran: bool
+        self,
+        worker: _Worker,
+        status: int,
+        why: str,
+        *,
+        ran: bool,
     ) -> Over | None:
         now = time.monotonic()
         others = any(_goes_on(other) for other in self._workers if other is not worker)
@@ -191,7 +204,10 @@ class Supervisor:
         try:
             environment = os.environ | told | {LAST_WORDS: str(theirs)}
             worker.process = self._spawn(
-                worker.number, self._command(worker.number), environment, (theirs,)
+                worker.number,
+                self._command(worker.number),
+                environment,
+                (theirs,),
             )
             os.set_blocking(worker.words, False)
         except (
@@ -199,7 +215,10 @@ class Supervisor:
         ) as error:  # memory or processes are exhausted, perhaps for a moment only
             os.close(worker.words)
             return self._ended(
-                worker, FAILED, f"it cannot be started: {error}", ran=False
+                worker,
+                FAILED,
+                f"it cannot be started: {error}",
+                ran=False,
             )
         finally:
             os.close(theirs)

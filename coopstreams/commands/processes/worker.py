@@ -40,7 +40,8 @@ def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
 
 
 def end_with_supervisor(
-    environment: Mapping[str, str], stop: Callable[[], None]
+    environment: Mapping[str, str],
+    stop: Callable[[], None],
 ) -> bool:
     """Call `stop` when the supervisor dies, since nothing else would end this process;
     return whether there is one.
@@ -49,7 +50,10 @@ def end_with_supervisor(
     if supervisor is None:
         return False
     threading.Thread(
-        target=_watch, args=(int(supervisor), stop), name="parent", daemon=True
+        target=_watch,
+        args=(int(supervisor), stop),
+        name="parent",
+        daemon=True,
     ).start()
     return True
 

@@ -59,7 +59,8 @@ class Letters:
         for name in known:
             taken = set(self._numbers.values())
             self._numbers.setdefault(
-                name, next(free for free in range(len(taken) + 1) if free not in taken)
+                name,
+                next(free for free in range(len(taken) + 1) if free not in taken),
             )
 
     def of(self, instance: str) -> Text:
@@ -67,7 +68,8 @@ class Letters:
         number = self._numbers[instance]
         letter = chr(ord("A") + number % 26) if number < 2 * 26 else "?"
         return Text(
-            letter if number < 26 else letter.lower(), COLOURS[number % len(COLOURS)]
+            letter if number < 26 else letter.lower(),
+            COLOURS[number % len(COLOURS)],
         )
 
 
@@ -137,7 +139,8 @@ def range_bars(
             )
         if len(own) > MOST_PARTITIONS:
             table.add_row(
-                "", Text(f"and {len(own) - MOST_PARTITIONS} more partitions", "dim")
+                "",
+                Text(f"and {len(own) - MOST_PARTITIONS} more partitions", "dim"),
             )
     return table
 
@@ -176,7 +179,13 @@ def _span(key_range: str) -> tuple[float, float]:
     return first / whole, min(1.0, (last + 1) / whole)
 
 
-def _bar(ranges: Sequence[_Range], most: float, gap: str, *, ascii_only: bool) -> Text:
+def _bar(
+    ranges: Sequence[_Range],
+    most: float,
+    gap: str,
+    *,
+    ascii_only: bool,
+) -> Text:
     bar = Text()
     shown = None
     for place in range(WIDTH):

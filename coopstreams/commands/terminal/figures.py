@@ -100,7 +100,8 @@ def reasons_of(
     for instance in instances:
         for reason in instance["reasons"]:
             owners = found.setdefault(
-                (reason["code"], visible_lines(reason["message"])), []
+                (reason["code"], visible_lines(reason["message"])),
+                [],
             )
             if instance["id"] not in owners:
                 owners.append(instance["id"])

@@ -55,7 +55,9 @@ class WorkerProcess:
 
 
 def processes_table(
-    application: str, processes: Iterable[WorkerProcess], now: float
+    application: str,
+    processes: Iterable[WorkerProcess],
+    now: float,
 ) -> Table:
     """Return a row for each process and one for all: state, tasks with key ranges,
     records/s, lag.
@@ -159,7 +161,8 @@ def _word(process: WorkerProcess) -> Text:
     if process.word or not reasons or process.report is None:
         return Text(word, _COLOURS.get(word, "yellow"))
     return Text(
-        f"{word}: {', '.join(reasons)}", "yellow" if process.report["live"] else "red"
+        f"{word}: {', '.join(reasons)}",
+        "yellow" if process.report["live"] else "red",
     )
 
 

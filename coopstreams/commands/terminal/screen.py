@@ -89,14 +89,21 @@ class Screen:
             os.close(descriptor)
         before = self._processes.get(number)
         process = self._processes[number] = WorkerProcess(
-            number, worker.pid, restarts=0 if before is None else before.restarts + 1
+            number,
+            worker.pid,
+            restarts=0 if before is None else before.restarts + 1,
         )
         assert worker.stdout is not None
         self._read(self._lines, worker.stdout, process)
         self._read(self._reports, os.fdopen(reports, "rb"), process)
         return worker
 
-    def rests(self, number: int, rest_s: float, last_end: str) -> None:
+    def rests(
+        self,
+        number: int,
+        rest_s: float,
+        last_end: str,
+    ) -> None:
         """Show that a worker has ended, how, and when it is restarted."""
         if number in self._processes:
             self._processes[number].last_end = last_end
@@ -125,10 +132,17 @@ class Screen:
         processes = [process for _, process in sorted(dict(self._processes).items())]
         table = processes_table(self._application, processes, time.monotonic())
         return Group(
-            table, "", bars(processes, ascii_only=self._console.options.ascii_only)
+            table,
+            "",
+            bars(processes, ascii_only=self._console.options.ascii_only),
         )
 
-    def _read(self, read: Any, stream: IO[bytes], process: WorkerProcess) -> None:
+    def _read(
+        self,
+        read: Any,
+        stream: IO[bytes],
+        process: WorkerProcess,
+    ) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]
         self._readers.append(
             threading.Thread(
@@ -173,7 +187,10 @@ def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
     descriptor = environment.get(REPORTS)
     if descriptor is not None:
         threading.Thread(
-            target=_report, args=(app, int(descriptor)), name="reports", daemon=True
+            target=_report,
+            args=(app, int(descriptor)),
+            name="reports",
+            daemon=True,
         ).start()
 
 

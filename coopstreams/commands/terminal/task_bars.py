@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Stage
@@ -37,7 +43,9 @@ class TaskBars:
             TimeElapsedColumn(),
         )
         self._bars = Progress(
-            *columns, console=console, disable=not console.is_terminal
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
         )
         self._stages: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
@@ -71,7 +79,9 @@ class TaskBars:
             return
         if stage.name not in self._stages:
             self._stages[stage.name] = self._bars.add_task(
-                stage.name, total=len(stage.running), amount=""
+                stage.name,
+                total=len(stage.running),
+                amount="",
             )
         self._bars.update(
             self._stages[stage.name],
@@ -89,7 +99,9 @@ class TaskBars:
             return
         if each.name not in self._running:
             self._running[each.name] = self._bars.add_task(
-                label(each).replace("[", "\\["), total=each.target, amount=""
+                label(each).replace("[", "\\["),
+                total=each.target,
+                amount="",
             )
         self._bars.update(
             self._running[each.name],

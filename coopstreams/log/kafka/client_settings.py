@@ -165,7 +165,9 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 
 def consumer_settings(
-    settings: Mapping[str, Any], *, committed_only: bool
+    settings: Mapping[str, Any],
+    *,
+    committed_only: bool,
 ) -> dict[str, Any]:
     """Return the settings of a reader."""
     return client_settings(settings, "consumer") | {
@@ -174,7 +176,8 @@ def consumer_settings(
 
 
 def producer_settings(
-    settings: Mapping[str, Any], transactional_id: str | None
+    settings: Mapping[str, Any],
+    transactional_id: str | None,
 ) -> dict[str, Any]:
     """Return the settings of a writer. A record is given up no later than its
     transaction.
@@ -189,13 +192,15 @@ def producer_settings(
     found["message.timeout.ms"] = min(
         int(
             found.pop(
-                "delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms)
+                "delivery.timeout.ms",
+                found.get("message.timeout.ms", timeout_ms),
             )
         ),
         timeout_ms,
     )
     found["socket.timeout.ms"] = min(
-        int(found["socket.timeout.ms"]), timeout_ms
+        int(found["socket.timeout.ms"]),
+        timeout_ms,
     )  # librdkafka refuses a longer one
     return found | {
         "transactional.id": transactional_id,
@@ -246,7 +251,14 @@ class ClientErrors:
         ):  # the error before it is more specific
             self._last = error
 
-    def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
+    def log(
+        self,
+        level: int,
+        text: str,
+        facility: str,
+        client: str,
+        said: str,
+    ) -> None:
         """Pass on a line of librdkafka's log. All clients report the same outages:
         `outage` logs one line for all.
 
@@ -327,7 +339,8 @@ def make_client(
         # confluent-kafka has waited for a first token, and does not report why there is
         # none
         raise LogError(
-            f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True
+            f"no token for OAUTHBEARER: {_why_no_token(settings)}",
+            retryable=True,
         ) from error
     except (
         Exception

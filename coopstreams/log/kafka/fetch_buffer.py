@@ -51,7 +51,10 @@ class Part(Protocol):
         ...
 
     def batches(
-        self, routes: Routes | None, at: Position, end: int | None
+        self,
+        routes: Routes | None,
+        at: Position,
+        end: int | None,
     ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends
         at `end`.

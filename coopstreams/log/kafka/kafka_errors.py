@@ -243,7 +243,9 @@ def refuses_records(error: KafkaError) -> bool:
 
 
 def translated(
-    error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
+    error: KafkaError,
+    what: str,
+    attempt: Attempt = NEEDS_NOTHING,
 ) -> LogError:
     """Return our exception for an error; `what` names the attempt, with the topic and
     partition if there is one.
@@ -279,7 +281,9 @@ def translated(
 
 
 def not_delivered(
-    error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
+    error: KafkaError,
+    what: str,
+    attempt: Attempt = NEEDS_NOTHING,
 ) -> DeliveryError | AccessDeniedError:
     """Return the exception for a record that the broker refused; `attempt`: which ACLs
     it needed.
@@ -341,13 +345,19 @@ def _cure_unknown(what: str) -> str:
     return cure
 
 
-def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
+def away(
+    servers: object,
+    what: str,
+    seconds: float,
+    errors: ClientErrors,
+) -> LogError:
     """Return the exception for a cluster that does not answer, with its address, the
     last error and what to check; or that a quota holds this client back.
     """
     if errors.held_back:
         return LogError(
-            f"{what}: not done after {seconds:g} s: {errors.held_back}", retryable=True
+            f"{what}: not done after {seconds:g} s: {errors.held_back}",
+            retryable=True,
         )
     last = f" The last thing heard: {errors.last.rstrip('.')}." if errors.last else ""
     return LogError(

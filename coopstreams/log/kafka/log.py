@@ -12,11 +12,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
@@ -44,7 +54,12 @@ from coopstreams.log.kafka.kafka_errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import data_plane
-from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
+from coopstreams.log.kafka.patience import (
+    ATTEMPT_S,
+    FAILOVER_S,
+    RETRY_S,
+    Patience,
+)
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, Check, TopicSpec
@@ -96,7 +111,8 @@ class KafkaLog:
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = resolved(settings)
         producer_settings(
-            self._settings, None
+            self._settings,
+            None,
         )  # raises if a setting is wrong, as the next call does
         data_plane()
         self.timeout_s = timeout_s
@@ -171,14 +187,19 @@ class KafkaLog:
         return known
 
     def create_topics(
-        self, specs: Sequence[TopicSpec], check: Check | None = None
+        self,
+        specs: Sequence[TopicSpec],
+        check: Check | None = None,
     ) -> None:
         """Create the topics that do not exist yet, and wait until they are known."""
         if not specs:
             return
         for spec in specs:
             new = NewTopic(
-                spec.name, spec.partitions, spec.replication, config=dict(spec.config)
+                spec.name,
+                spec.partitions,
+                spec.replication,
+                config=dict(spec.config),
             )
             self._request(
                 AdminClient.create_topics,
@@ -222,14 +243,19 @@ class KafkaLog:
         what = f"asking for the configuration of {len(topics)} topics ({', '.join(topics[:SOME])})"
         try:
             found = self._configs(
-                topics, what, self._attempt("DescribeConfigs", ", ".join(topics))
+                topics,
+                what,
+                self._attempt("DescribeConfigs", ", ".join(topics)),
             )
         except AccessDeniedError:  # of which topic, the error of a single request says
             return {topic: self.topic_config(topic) for topic in topics}
         return dict(zip(topics, found, strict=True))
 
     def _configs(
-        self, topics: Sequence[str], what: str, attempt: Attempt
+        self,
+        topics: Sequence[str],
+        what: str,
+        attempt: Attempt,
     ) -> list[dict[str, str]]:
         """Return the configuration of each of these topics, in their order; all are
         asked for in one request.
@@ -264,7 +290,8 @@ class KafkaLog:
         return self.end_offsets([partition])[partition]
 
     def end_offsets(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
         """Return the true high watermark of each of these partitions, all in one
         request.
@@ -287,7 +314,8 @@ class KafkaLog:
         return found
 
     def stable_offsets(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
         """Return the last stable offset of each of these partitions: no transaction is
         open below it.
@@ -326,7 +354,8 @@ class KafkaLog:
         return self._watermarks(partition)[1]
 
     def silent_replicas(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer
         within a second.
@@ -334,7 +363,10 @@ class KafkaLog:
         return self._connected().ends.silent(partitions, LOOK_S)
 
     def delete_before(
-        self, partition: TopicPartition, offset: int, check: Check | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        check: Check | None = None,
     ) -> None:
         """Delete the records below an offset."""
         self._request(
@@ -361,10 +393,14 @@ class KafkaLog:
         """Return a topic's metadata from the brokers; None: an error in `fine`."""
 
         def describe(
-            admin: AdminClient, names: list[str], *, request_timeout: float
+            admin: AdminClient,
+            names: list[str],
+            *,
+            request_timeout: float,
         ) -> Any:
             return admin.describe_topics(
-                TopicCollection(names), request_timeout=request_timeout
+                TopicCollection(names),
+                request_timeout=request_timeout,
             )
 
         what = f'asking for topic "{topic}"'
@@ -411,7 +447,9 @@ class KafkaLog:
 
     def _new_admin(self) -> AdminClient:
         admin: AdminClient = make_client(
-            AdminClient, client_settings(self._settings, "admin"), self._errors
+            AdminClient,
+            client_settings(self._settings, "admin"),
+            self._errors,
         )
         return admin
 
@@ -448,7 +486,8 @@ class KafkaLog:
         """
         what = f'asking for topic "{topic}"'
         found = self._ask(
-            lambda seconds: self._consumer.list_topics(topic, seconds), what
+            lambda seconds: self._consumer.list_topics(topic, seconds),
+            what,
         ).topics[topic]
         if found.error is not None:
             # `_described` repeats the request if the error may pass, and raises it if
@@ -467,7 +506,9 @@ class KafkaLog:
         self._made_until = time.monotonic() + NEW_FOR_S
 
     def _watermarks(
-        self, partition: TopicPartition, other: Consumer | None = None
+        self,
+        partition: TopicPartition,
+        other: Consumer | None = None,
     ) -> tuple[int, int]:
         """Return the start and end offset of a partition, as this log's consumer sees
         them, or as `other` does.
@@ -475,7 +516,9 @@ class KafkaLog:
         where = KafkaPartition(*partition)
         return self._ask(
             lambda seconds: (other or self._consumer).get_watermark_offsets(
-                where, seconds, cached=False
+                where,
+                seconds,
+                cached=False,
             ),
             f"asking for the offsets of {partition}",
             partition,
@@ -498,7 +541,9 @@ class KafkaLog:
         while True:
             try:
                 return self._ask_once(
-                    question, patience, 0.0 if where is None else FAILOVER_S
+                    question,
+                    patience,
+                    0.0 if where is None else FAILOVER_S,
                 )
             except KafkaException as exception:
                 error = error_of(exception)
@@ -515,7 +560,10 @@ class KafkaLog:
                 self._look_again()
 
     def _ask_once(
-        self, question: Callable[[float], T], patience: Patience, failover_s: float
+        self,
+        question: Callable[[float], T],
+        patience: Patience,
+        failover_s: float,
     ) -> T:
         with self._lock:  # in librdkafka's consumer a second caller starves
             if self._closed:
@@ -536,7 +584,12 @@ class KafkaLog:
         if time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s):
             raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
 
-    def _check_heals(self, error: KafkaError, what: str, attempt: Attempt) -> None:
+    def _check_heals(
+        self,
+        error: KafkaError,
+        what: str,
+        attempt: Attempt,
+    ) -> None:
         """Raise for an error that no further attempt mends."""
         refused = self._refused
         if refused is not None or not heals(error, self._errors.login):
@@ -548,7 +601,11 @@ class KafkaLog:
         return away(servers, what, self.timeout_s, self._errors)
 
     def _wait_for_end(
-        self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer
+        self,
+        patience: Patience,
+        what: str,
+        partition: TopicPartition,
+        told: EndsAnswer,
     ) -> None:
         """Pause before the end of a partition is requested again.
 
@@ -556,7 +613,8 @@ class KafkaLog:
             LogError: retryable: the time is over; says why the end is not known.
         """
         reason = told.reasons.get(
-            partition, "no broker knows it yet" if told.heard else "no broker answers"
+            partition,
+            "no broker knows it yet" if told.heard else "no broker answers",
         )
         if patience.over and not told.heard:
             raise self._away(what)
@@ -630,7 +688,9 @@ class KafkaLog:
         """
         try:
             self._admin.create_topics(
-                [NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S
+                [NewTopic(topic, 1)],
+                validate_only=True,
+                request_timeout=ATTEMPT_S,
             )[topic].result(2 * ATTEMPT_S)
         except KafkaException as exception:
             error = error_of(exception)
@@ -685,7 +745,9 @@ class KafkaLog:
                 check()
             try:
                 answers = request(
-                    self._admin, what_for, request_timeout=seconds
+                    self._admin,
+                    what_for,
+                    request_timeout=seconds,
                 ).values()
                 return [answer.result(seconds + ATTEMPT_S) for answer in answers]
             except KafkaException as exception:

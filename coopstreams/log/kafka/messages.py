@@ -9,7 +9,12 @@ range, timestamps in order are their own running maximum.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from gc import get_referents
 from itertools import groupby
@@ -76,7 +81,10 @@ class MessagePart:
             self._records = [message for message in messages if message.error() is None]
 
     def batches(
-        self, routes: Routes | None, at: Position, end: int | None
+        self,
+        routes: Routes | None,
+        at: Position,
+        end: int | None,
     ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends
         at `end`.
@@ -120,7 +128,9 @@ class MessageBuffer:
         """Read a partition from this offset."""
         before = self._readings.get(partition)
         self._readings[partition] = _Messages(
-            partition, offset, before is not None and before.held
+            partition,
+            offset,
+            before is not None and before.held,
         )
         self._by_number = None
 
@@ -191,7 +201,9 @@ class MessageBuffer:
         return parts
 
     def _by_partition(
-        self, messages: list[Message], events: list[Message]
+        self,
+        messages: list[Message],
+        events: list[Message],
     ) -> Iterator[tuple[_Messages, list[Message]]]:
         """Yield the messages of each partition, in order.
 

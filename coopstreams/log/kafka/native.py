@@ -18,7 +18,12 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Protocol, TypeAlias, cast
+from typing import (
+    Any,
+    Protocol,
+    TypeAlias,
+    cast,
+)
 
 from confluent_kafka import Consumer, Producer, cimpl
 
@@ -130,7 +135,12 @@ class Fetcher(Protocol):
     def wake(self) -> None:
         """End the wait of the fetch that runs, or of the next one. Thread-safe."""
 
-    def start(self, topic: str, partition: int, offset: int) -> int:
+    def start(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+    ) -> int:
         """Read a partition from this offset; return its id."""
         ...
 
@@ -148,7 +158,12 @@ class Fetcher(Protocol):
     def hold(self, partition: int, held: bool) -> None:
         """Keep records of a partition, or return them."""
 
-    def route(self, partition: int, router: Router | None, advances: bool) -> None:
+    def route(
+        self,
+        partition: int,
+        router: Router | None,
+        advances: bool,
+    ) -> None:
         """Cut the records of a partition before objects are made of them; None: do not.
         `advances`: return these.
         """
@@ -222,7 +237,10 @@ def front() -> Callable[..., Any] | None:
 
 
 def native_tables(
-    part: SubTopology, config: Config, *, caching: bool
+    part: SubTopology,
+    config: Config,
+    *,
+    caching: bool,
 ) -> dict[str, MakeTable]:
     """Return the factory of one task's stores with rows in native memory: those of
     known folds.

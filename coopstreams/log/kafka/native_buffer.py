@@ -18,9 +18,19 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from coopstreams.log.batches import Routes, make_batches, slot_batches
 from coopstreams.log.kafka.fetch_buffer import Event, Fetched, Part
 from coopstreams.log.kafka.messages import MessageBuffer
-from coopstreams.log.kafka.native import Fetcher, RawAdvances, RawColumns, RawPart
+from coopstreams.log.kafka.native import (
+    Fetcher,
+    RawAdvances,
+    RawColumns,
+    RawPart,
+)
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.topology.columns import NO_RECORDS, Advances, Columns, TopicPartition
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Advances,
+    Columns,
+    TopicPartition,
+)
 from coopstreams.topology.errors import LogError
 
 EVENTS = 100
@@ -57,7 +67,10 @@ class NativePart:
         ]
 
     def batches(
-        self, routes: Routes | None, at: Position, end: int | None
+        self,
+        routes: Routes | None,
+        at: Position,
+        end: int | None,
     ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends
         at `end`.

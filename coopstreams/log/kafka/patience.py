@@ -59,7 +59,9 @@ class Patience:
         if waited >= short_for_s or self._attempts == 0:
             self._attempts += 1
         return min(
-            max(left, 0.1), ATTEMPT_S, FIRST_ATTEMPT_S * 2.0 ** (self._attempts - 1)
+            max(left, 0.1),
+            ATTEMPT_S,
+            FIRST_ATTEMPT_S * 2.0 ** (self._attempts - 1),
         )
 
     def rest(self, answer: str) -> None:

@@ -7,7 +7,13 @@ and aborts it; the user's own records go out by the same producer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +41,8 @@ has to be resumed first.
 
 
 def transactional_producer(
-    settings: Mapping[str, Any], transactional_id: str
+    settings: Mapping[str, Any],
+    transactional_id: str,
 ) -> Producer:
     """Return a producer for transactions, which has ended those that an earlier one
     left open.
@@ -45,7 +52,9 @@ def transactional_producer(
     """
     errors = ClientErrors(login_of(settings))
     producer: Producer = make_client(
-        Producer, producer_settings(settings, transactional_id), errors
+        Producer,
+        producer_settings(settings, transactional_id),
+        errors,
     )
     try:
         producer.init_transactions()
@@ -120,7 +129,9 @@ class ProducerTransaction:
             )
 
     def send_offsets(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        fence: GroupFence,
     ) -> None:
         """Add group offsets to the transaction; the coordinator checks the fence now."""
         fence.check(offsets)
@@ -140,7 +151,9 @@ class ProducerTransaction:
     def commit(self, timeout_s: float) -> None:
         """Commit the transaction: all its records and offsets count."""
         self._call(
-            "committing a transaction", self._producer.commit_transaction, timeout_s
+            "committing a transaction",
+            self._producer.commit_transaction,
+            timeout_s,
         )
 
     def abort(self) -> None:

@@ -220,7 +220,8 @@ class KafkaReader:
             self._raise_failure()
             left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
             runs = self._fetch(
-                max_records, min(left, LOOK_S if self._buffer.attentive else WAKE_S)
+                max_records,
+                min(left, LOOK_S if self._buffer.attentive else WAKE_S),
             )
             if runs:
                 # a failure in the same batch is raised by the next fetch, so no record
@@ -251,14 +252,16 @@ class KafkaReader:
         wanted: dict[str, int] = {}
         for partition in partitions:
             wanted[partition.topic] = max(
-                partition.partition, wanted.get(partition.topic, 0)
+                partition.partition,
+                wanted.get(partition.topic, 0),
             )
         deadline = time.monotonic() + METADATA_TIMEOUT_S
         for topic, highest in wanted.items():
             while True:
                 try:
                     found = self._consumer.list_topics(
-                        topic, timeout=METADATA_TIMEOUT_S
+                        topic,
+                        timeout=METADATA_TIMEOUT_S,
                     ).topics.get(topic)
                 except KafkaException as exception:
                     if heals(error_of(exception), self._errors.login):
@@ -307,7 +310,8 @@ class KafkaReader:
         """
         for topic in {reading.partition.topic for reading in silent}:
             found = self._consumer.list_topics(
-                topic, timeout=METADATA_TIMEOUT_S
+                topic,
+                timeout=METADATA_TIMEOUT_S,
             ).topics.get(topic)
             known = () if found is None else found.partitions
             for reading in silent:
@@ -325,7 +329,8 @@ class KafkaReader:
             return False
         try:
             _, end = self._consumer.get_watermark_offsets(
-                KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S
+                KafkaPartition(*silent.partition),
+                timeout=METADATA_TIMEOUT_S,
             )
         except KafkaException as exception:
             logger.debug(
@@ -415,7 +420,9 @@ class KafkaReader:
         if self._errors.refused is not None:
             self._failures.append(
                 translated(
-                    self._errors.refused, "logging in to Kafka", self._attempt("")
+                    self._errors.refused,
+                    "logging in to Kafka",
+                    self._attempt(""),
                 )
             )
             self._errors.refused = None
@@ -489,7 +496,9 @@ class KafkaReader:
             else:
                 self._failures.append(
                     translated(
-                        error, f"reading {topic or 'Kafka'}", self._attempt(topic or "")
+                        error,
+                        f"reading {topic or 'Kafka'}",
+                        self._attempt(topic or ""),
                     )
                 )
 
@@ -510,7 +519,9 @@ class KafkaReader:
 
 
 def _buffer_of(
-    consumer: Consumer, settings: dict[str, Any], errors: ClientErrors
+    consumer: Consumer,
+    settings: dict[str, Any],
+    errors: ClientErrors,
 ) -> FetchBuffer:
     """Return the buffer for a consumer that this thread has just made, of the data
     plane that runs.

@@ -83,7 +83,9 @@ class RegistryClient:
         theirs = self._theirs(schema)
         number = self._ask(
             lambda client: client.register_schema(
-                subject, theirs, normalize_schemas=_normal(schema)
+                subject,
+                theirs,
+                normalize_schemas=_normal(schema),
             )
         )
         assert number is not None
@@ -120,7 +122,8 @@ class RegistryClient:
         references = []
         for each in schema.references or ():
             found = self._ask(
-                methodcaller("get_version", each.subject, each.version), _NOT_FOUND
+                methodcaller("get_version", each.subject, each.version),
+                _NOT_FOUND,
             )
             if found is None:
                 raise SerdeError(
@@ -129,7 +132,10 @@ class RegistryClient:
                 )
             references.append(
                 Reference(
-                    each.name, self._ours(found.schema), each.subject, each.version
+                    each.name,
+                    self._ours(found.schema),
+                    each.subject,
+                    each.version,
                 )
             )
         return Schema(str(schema.schema_str), schema.schema_type, tuple(references))
@@ -166,7 +172,9 @@ class RegistryClient:
             return None
         return self._ask(
             lambda client: client.lookup_schema(
-                subject, theirs, normalize_schemas=_normal(schema)
+                subject,
+                theirs,
+                normalize_schemas=_normal(schema),
             ),
             _NOT_FOUND,
         )
@@ -223,7 +231,9 @@ def registry_of(config: Config) -> RegistryClient:
         if name.startswith(PREFIX) and value is not None
     }
     client = RegistryClient(
-        url, tuple(sorted(given.items())), config["auto.register.schemas"]
+        url,
+        tuple(sorted(given.items())),
+        config["auto.register.schemas"],
     )
     try:
         _client(client.settings)

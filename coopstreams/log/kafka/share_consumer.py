@@ -44,7 +44,12 @@ from coopstreams.log.kafka.client_settings import (
     login_of,
     make_client,
 )
-from coopstreams.log.kafka.kafka_errors import UNKNOWN, error_of, heals, translated
+from coopstreams.log.kafka.kafka_errors import (
+    UNKNOWN,
+    error_of,
+    heals,
+    translated,
+)
 from coopstreams.log.kafka.messages import headers_of
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError
@@ -88,7 +93,9 @@ def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
     """
     errors = ClientErrors(login_of(settings))
     admin: AdminClient = make_client(
-        AdminClient, client_settings(settings, "admin"), errors
+        AdminClient,
+        client_settings(settings, "admin"),
+        errors,
     )
     try:
         admin.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(
@@ -142,7 +149,9 @@ class KafkaShare:
         plain.pop("allow.auto.create.topics")
         own = {"group.id": group, "share.acknowledgement.mode": "explicit"}
         self._client: ShareConsumer = make_client(
-            ShareConsumer, plain | own, self._errors
+            ShareConsumer,
+            plain | own,
+            self._errors,
         )
 
     def subscribe(self, topics: Sequence[str]) -> None:
@@ -205,11 +214,13 @@ class KafkaShare:
         """
         try:
             self._client.acknowledge_offset(
-                *record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE
+                *record.id,
+                AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE,
             )
         except IllegalStateException as error:
             raise LogError(
-                f"share group {self._group}: {error}", retryable=True
+                f"share group {self._group}: {error}",
+                retryable=True,
             ) from error
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
@@ -225,7 +236,8 @@ class KafkaShare:
             answers = self._client.commit_sync(timeout_s)
         except KafkaException as exception:
             raise translated(
-                error_of(exception), f"share group {self._group}: acknowledging records"
+                error_of(exception),
+                f"share group {self._group}: acknowledging records",
             ) from exception
         return {
             TopicPartition(at.topic, at.partition): error_of(refused).str()
@@ -241,7 +253,8 @@ class KafkaShare:
         if (cure := _CURES.get(error.code())) is None:
             return translated(error, f"share group {self._group}", self._attempt(""))
         return LogError(
-            f"share group {self._group}: {error.str()}. {cure}", retryable=heals(error)
+            f"share group {self._group}: {error.str()}. {cure}",
+            retryable=heals(error),
         )
 
     def _attempt(self, topic: str) -> Attempt:
@@ -280,7 +293,9 @@ class KafkaShare:
             for name, value in group_settings.items()
         ]
         resource = ConfigResource(
-            ResourceType.GROUP, self._group, incremental_configs=entries
+            ResourceType.GROUP,
+            self._group,
+            incremental_configs=entries,
         )
         try:
             admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[

@@ -44,7 +44,10 @@ class Bounded:
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(
-                target=_serve, args=[self._calls], name="bounded", daemon=True
+                target=_serve,
+                args=[self._calls],
+                name="bounded",
+                daemon=True,
             ).start()
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = (
             queue.SimpleQueue()

@@ -22,11 +22,21 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from itertools import chain, repeat
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import (
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+)
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acl_errors import Attempt
@@ -143,13 +153,22 @@ class KafkaWriter:
         where = partitions if partitions is not None else ANY_PARTITION
         try:
             if self._native is None or not self._append_natively(
-                self._native, producer, topic, keys, values, timestamps, where, headers
+                self._native,
+                producer,
+                topic,
+                keys,
+                values,
+                timestamps,
+                where,
+                headers,
             ):
                 self._append(producer, topic, keys, values, timestamps, where, headers)
             producer.poll(0)
         except CLIENT_ERRORS as exception:
             raise self._translated(
-                exception, f'writing to topic "{topic}"', topic
+                exception,
+                f'writing to topic "{topic}"',
+                topic,
             ) from exception
 
     def _append_natively(
@@ -167,7 +186,13 @@ class KafkaWriter:
         start = 0
         while (
             told := native.append(
-                topic, keys, values, timestamps, where, headers, start
+                topic,
+                keys,
+                values,
+                timestamps,
+                where,
+                headers,
+                start,
             )
         ) is not None:
             taken, code = told
@@ -177,7 +202,8 @@ class KafkaWriter:
             if code != KafkaError._QUEUE_FULL:
                 raise KafkaException(
                     KafkaError(
-                        code, f"Unable to produce message: {KafkaError(code).str()}"
+                        code,
+                        f"Unable to produce message: {KafkaError(code).str()}",
                     )
                 )
             producer.poll(ROOM_WAIT_S)
@@ -285,7 +311,9 @@ class KafkaWriter:
         self._open = True
 
     def send_offsets(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        fence: GroupFence,
     ) -> None:
         """Add group offsets to the transaction; the coordinator checks the fence now."""
         producer = self._ready()
@@ -464,7 +492,12 @@ class KafkaWriter:
         if ongoing:
             transactions.settle(id_, ongoing, self._timeout_s)
 
-    def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
+    def _end(
+        self,
+        call: Callable[[float], None],
+        timeout_s: float,
+        what: str,
+    ) -> None:
         """Commit or abort; wait for every partition if the coordinator may skip one
         (see `group.missing_markers`).
         """
@@ -523,7 +556,10 @@ class KafkaWriter:
                     self._void = True
                     self._serve()
                     raise away(
-                        self._servers, what, timeout_s, self._errors
+                        self._servers,
+                        what,
+                        timeout_s,
+                        self._errors,
                     ) from exception
                 time.sleep(min(RETRY_S, left))
 
@@ -532,7 +568,11 @@ class KafkaWriter:
         return Attempt(self._login, "Write", topics, group, self._id or "")
 
     def _translated(
-        self, exception: BaseException, what: str, topic: str = "", group: str = ""
+        self,
+        exception: BaseException,
+        what: str,
+        topic: str = "",
+        group: str = "",
     ) -> LogError:
         """Return our exception. A client with a fatal error reports only the
         consequence; the cause came earlier.
@@ -555,7 +595,9 @@ class KafkaWriter:
             )
         else:
             result = translated(
-                self._errors.fatal or error, what, self._attempt(topic, group)
+                self._errors.fatal or error,
+                what,
+                self._attempt(topic, group),
             )
         if isinstance(result, FencedError) and not error.fatal():
             self._errors.transaction = ""  # the coordinator refused; no record was lost

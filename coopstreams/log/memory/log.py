@@ -67,7 +67,9 @@ class MemoryLog:
         )
 
     def create_topics(
-        self, specs: Sequence[TopicSpec], check: Check | None = None
+        self,
+        specs: Sequence[TopicSpec],
+        check: Check | None = None,
     ) -> None:
         """Create the topics that do not exist yet."""
         for spec in specs:
@@ -114,7 +116,8 @@ class MemoryLog:
             return self._state.partition(partition).end
 
     def end_offsets(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
         """Return the true end of each of these partitions."""
         return {partition: self.end_offset(partition) for partition in partitions}
@@ -138,7 +141,10 @@ class MemoryLog:
         return {}
 
     def delete_before(
-        self, partition: TopicPartition, offset: int, check: Check | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        check: Check | None = None,
     ) -> None:
         """Delete the records below an offset."""
         if check is not None:

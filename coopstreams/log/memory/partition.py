@@ -91,7 +91,11 @@ class Partition:
         return producer in self._open
 
     def read(
-        self, position: int, most: int, *, committed_only: bool
+        self,
+        position: int,
+        most: int,
+        *,
+        committed_only: bool,
     ) -> tuple[Columns, int, bool]:
         """Return up to `most` records from a position on, the next position, and
         whether that is the end.
@@ -140,7 +144,13 @@ class Partition:
         self.start = max(self.start, offset)
         self._filter([at >= self.start for at in self._offsets])
 
-    def _columns(self, first: int, last: int, *, committed_only: bool) -> Columns:
+    def _columns(
+        self,
+        first: int,
+        last: int,
+        *,
+        committed_only: bool,
+    ) -> Columns:
         if first >= last:
             return NO_RECORDS
         rows = slice(first, last)

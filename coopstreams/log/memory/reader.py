@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from coopstreams.log.batches import Routes, make_batches
@@ -176,7 +181,10 @@ class MemoryReader:
         return taken
 
     def _read(
-        self, partition: TopicPartition, reading: Reading, most: int
+        self,
+        partition: TopicPartition,
+        reading: Reading,
+        most: int,
     ) -> tuple[list[RecordBatch], int]:
         stored = self._state.partition(partition)
         at = reading.at
@@ -192,7 +200,9 @@ class MemoryReader:
         ):
             return [], 0  # no new records
         columns, next_offset, at_end = stored.read(
-            at.offset, most, committed_only=self._committed_only
+            at.offset,
+            most,
+            committed_only=self._committed_only,
         )
         reading.told_end = next_offset if at_end else None
         batches = make_batches(

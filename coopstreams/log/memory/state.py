@@ -141,7 +141,8 @@ class MemoryState:
         its open transaction aborted.
         """
         producer = self.producers.setdefault(
-            transactional_id, Producer(transactional_id)
+            transactional_id,
+            Producer(transactional_id),
         )
         self.fence(producer)
         return ProducerSession(producer, producer.epoch)
@@ -194,7 +195,8 @@ class MemoryState:
             )
         group = self.group(fence.group)
         group.send(
-            offsets, None if session is None else self._in_transaction(session, group)
+            offsets,
+            None if session is None else self._in_transaction(session, group),
         )
 
     def end(self, session: ProducerSession, *, commit: bool) -> None:
@@ -205,7 +207,11 @@ class MemoryState:
         self._end(session.producer, commit=commit)
 
     def tell(
-        self, participant: Participant, producer: Producer, *, commit: bool
+        self,
+        participant: Participant,
+        producer: Producer,
+        *,
+        commit: bool,
     ) -> None:
         """Inform a participant how a transaction ended."""
         participant.mark(producer, commit=commit)
@@ -222,7 +228,9 @@ class MemoryState:
             )
 
     def _in_transaction(
-        self, session: ProducerSession, participant: Participant
+        self,
+        session: ProducerSession,
+        participant: Participant,
     ) -> Producer:
         """Return the producer, and add this participant to its transaction."""
         self.check(session)

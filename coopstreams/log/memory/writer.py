@@ -55,7 +55,13 @@ class MemoryWriter:
                 partitions = 0  # whatever the keys are: they need no hash
             if isinstance(partitions, int):
                 self._add(
-                    stored, partitions, keys, values, timestamps, headers, session
+                    stored,
+                    partitions,
+                    keys,
+                    values,
+                    timestamps,
+                    headers,
+                    session,
                 )
             else:
                 for partition, rows in by_partition(
@@ -176,7 +182,9 @@ class MemoryWriter:
 
 
 def check_records(
-    stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+    stored: Topic,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
 ) -> None:
     """Check that Kafka would take these records."""
     config = stored.spec.config
@@ -194,7 +202,9 @@ def check_records(
 
 
 def choose_partitions(
-    stored: Topic, keys: Sequence[bytes | None], given: Int64s | None
+    stored: Topic,
+    keys: Sequence[bytes | None],
+    given: Int64s | None,
 ) -> list[int]:
     """Return the partition of each record: the given one, that of its key, or any if it
     has no key.
@@ -202,7 +212,9 @@ def choose_partitions(
     count = len(stored.partitions)
     chosen = []
     for key, partition in zip(
-        keys, repeat(ANY_PARTITION) if given is None else given, strict=False
+        keys,
+        repeat(ANY_PARTITION) if given is None else given,
+        strict=False,
     ):
         if partition != ANY_PARTITION:
             chosen.append(partition)

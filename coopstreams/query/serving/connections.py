@@ -26,7 +26,12 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coopstreams.query.parameters import RequestLimits
-from coopstreams.query.problems import body_of, head_too_long, headers_of, too_many
+from coopstreams.query.problems import (
+    body_of,
+    head_too_long,
+    headers_of,
+    too_many,
+)
 from coopstreams.topology.errors import QueryError
 
 log = logging.getLogger(__name__)
@@ -204,7 +209,10 @@ class _Deadline:
     """Calls a function at the end of a time; `set` has no effect while it runs."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        call: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._seconds = seconds

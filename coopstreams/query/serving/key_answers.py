@@ -86,7 +86,10 @@ class KeyAnswers:
         ]
 
     def _found(
-        self, target: bytes, authorization: bytes | None, views: Views
+        self,
+        target: bytes,
+        authorization: bytes | None,
+        views: Views,
     ) -> _Found | QueryError | None:
         """Return the rows of a request, or the error in their place; None: `QueryApp`
         answers.
@@ -104,7 +107,10 @@ class KeyAnswers:
             return None if error.code == "TASK_MOVING" else error
 
     def _read(
-        self, target: bytes, authorization: bytes | None, views: Views
+        self,
+        target: bytes,
+        authorization: bytes | None,
+        views: Views,
     ) -> _Found | None:
         """Return the rows of a request; None: another instance has one of its keys."""
         gate = self._gate
@@ -117,7 +123,12 @@ class KeyAnswers:
             query = keys_query(store, query_string, forwarded=False)
         else:
             query = key_query(
-                "keys", store, path, query_string, gate.limits, forwarded=False
+                "keys",
+                store,
+                path,
+                query_string,
+                gate.limits,
+                forwarded=False,
             )
         wanted = lookups(query, gate.limits.max_keys)
         placement = gate.backend.placement()
@@ -127,7 +138,10 @@ class KeyAnswers:
         return query, key_rows(gate.backend, views, store, wanted)
 
     def _answer(
-        self, target: bytes, found: _Found | QueryError, seconds: float
+        self,
+        target: bytes,
+        found: _Found | QueryError,
+        seconds: float,
     ) -> bytes | None:
         """Return an answer as bytes to send, and count it; None: `QueryApp` answers,
         because a schema registry must be asked.

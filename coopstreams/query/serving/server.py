@@ -42,7 +42,10 @@ class QueryServer:
     """
 
     def __init__(
-        self, listen: str, advertised: str | None = None, access: Access = OPEN
+        self,
+        listen: str,
+        advertised: str | None = None,
+        access: Access = OPEN,
     ) -> None:
         """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or
         URL) that others reach it by.
@@ -67,7 +70,10 @@ class QueryServer:
         self._front: FrontThreads | None = None
 
     def start(
-        self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None
+        self,
+        backend: Backend,
+        metrics: Metrics,
+        limits: RequestLimits | None = None,
     ) -> None:
         """Serve on a thread of its own; return when requests are answered.
 
@@ -101,7 +107,8 @@ class QueryServer:
             connections *= 2
         if certificates is not None:
             listener = self._socket = BoundedSocket(
-                self._socket, 2 * connections
+                self._socket,
+                2 * connections,
             )  # handshakes among them
         config = uvicorn.Config(
             app.starlette(),
@@ -145,7 +152,10 @@ class QueryServer:
             )
         if self._front is not None:
             self._front.start(
-                self._socket, KeyAnswers(app.gate), app.budget, self._access.hosts
+                self._socket,
+                KeyAnswers(app.gate),
+                app.budget,
+                self._access.hosts,
             )
 
     def stop(self) -> None:
@@ -210,7 +220,10 @@ def _bound(listen: str) -> socket.socket:
         if not 0 <= number <= 65535:
             raise ValueError(f"there is no port {number}")
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host,
+            number,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:

@@ -120,12 +120,18 @@ def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.
     )
 
 
-def lists_column(lists: Any, length: int, kind: pa.DataType) -> pa.Array:
+def lists_column(
+    lists: Any,
+    length: int,
+    kind: pa.DataType,
+) -> pa.Array:
     """Return lists as an Arrow column of this type; None: all rows empty."""
     if lists is not None:
         return pa.array(lists, kind)
     return pa.ListArray.from_arrays(
-        pa.array([0] * (length + 1), pa.int32()), pa.array([], kind.value_type), kind
+        pa.array([0] * (length + 1), pa.int32()),
+        pa.array([], kind.value_type),
+        kind,
     )
 
 

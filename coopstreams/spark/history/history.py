@@ -86,7 +86,10 @@ History = KafkaHistory | TableHistory
 
 
 def cut_of(
-    cluster: KafkaLog, topic: str, history: History, partitions: int
+    cluster: KafkaLog,
+    topic: str,
+    history: History,
+    partitions: int,
 ) -> dict[int, tuple[int, int]]:
     """Return the offsets [start, end) of each partition that the backfill covers. Of a
     table, `end` alone counts.
@@ -107,7 +110,11 @@ def cut_of(
     return {place.partition: (starts[place], end) for place, end in ends.items()}
 
 
-def _check_partitions(topic: str, history: History, partitions: int) -> None:
+def _check_partitions(
+    topic: str,
+    history: History,
+    partitions: int,
+) -> None:
     """Check that the offsets of a history are of partitions that exist."""
     given = history.continues_at if isinstance(history, TableHistory) else history.until
     if not isinstance(given, Mapping):
@@ -119,13 +126,17 @@ def _check_partitions(topic: str, history: History, partitions: int) -> None:
 
 
 def _ends(
-    cluster: KafkaLog, history: History, starts: Mapping[TopicPartition, int]
+    cluster: KafkaLog,
+    history: History,
+    starts: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
     """Return the offset of each partition at which a live application goes on."""
     if isinstance(history, TableHistory):
         return {
             place: _reached(
-                cluster, place, history.continues_at.get(place.partition, start)
+                cluster,
+                place,
+                history.continues_at.get(place.partition, start),
             )
             for place, start in starts.items()
         }
@@ -155,7 +166,11 @@ def first_ms(time: datetime) -> int:
     return -((_EPOCH - time) // timedelta(milliseconds=1))
 
 
-def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int:
+def _reached(
+    cluster: KafkaLog,
+    place: TopicPartition,
+    until: int | None,
+) -> int:
     last = cluster.end_offset(place)
     if until is None or until > last:
         known = (
@@ -192,7 +207,11 @@ FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
 """The function that reads a topic, by connector."""
 
 
-def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
+def table_frame(
+    history: TableHistory,
+    topic: str,
+    partitions: int,
+) -> DataFrame:
     """Return the records of a table as those of a topic, in the same order each time.
 
     The rows themselves decide where `order_by` leaves an order open. A record without a
@@ -209,7 +228,9 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
 
 
 def numbered_frame(
-    history: TableHistory, topic: str, partitions: int
+    history: TableHistory,
+    topic: str,
+    partitions: int,
 ) -> DataFrame | None:
     """Return the rows of a table, each with its partition and the number that orders
     it, in no order.
@@ -226,39 +247,51 @@ def numbered_frame(
     ):
         return None
     number = F.coalesce(
-        F.col(order[0]).cast("bigint"), F.lit(-(1 << 63))
+        F.col(order[0]).cast("bigint"),
+        F.lit(-(1 << 63)),
     )  # as Spark sorts: nulls come first
     return partitioned(history, topic, partitions).withColumn("offset", number)
 
 
-def partitioned(history: TableHistory, topic: str, partitions: int) -> DataFrame:
+def partitioned(
+    history: TableHistory,
+    topic: str,
+    partitions: int,
+) -> DataFrame:
     """Return the rows of a table, each with its partition, in no order.
 
     Spark fails at one without a timestamp, or of a partition that the topic lacks.
     """
     untimed = F.lit(f'the history of "{topic}": a record has no timestamp')
     rows = history.rows.withColumn(
-        "timestamp", F.coalesce("timestamp", F.raise_error(untimed))
+        "timestamp",
+        F.coalesce("timestamp", F.raise_error(untimed)),
     )
     if "partition" in rows.columns:
         given = F.col("partition")
         said = f'the history of "{topic}": a record is in partition %s, and the topic has 0 to {partitions - 1}'
         known = F.when(given.between(0, partitions - 1), given)
         return rows.withColumn(
-            "partition", known.otherwise(F.raise_error(F.format_string(said, given)))
+            "partition",
+            known.otherwise(F.raise_error(F.format_string(said, given))),
         )
     # Records without a key may be in any partition, as long as it is always the same.
     by_key = F.udf(
-        lambda key: None if key is None else partition_of(bytes(key), partitions), "int"
+        lambda key: None if key is None else partition_of(bytes(key), partitions),
+        "int",
     )("key")
     anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
     return rows.withColumn(
-        "partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key)
+        "partition",
+        F.when(F.col("key").isNull(), anywhere).otherwise(by_key),
     )
 
 
 def forwarded_frame(
-    spark: SparkSession, folders: Sequence[str], topic: str, partitions: int
+    spark: SparkSession,
+    folders: Sequence[str],
+    topic: str,
+    partitions: int,
 ) -> DataFrame:
     """Return the records that earlier stages wrote to a repartition topic, in an order
     that every attempt reproduces.
@@ -309,6 +342,9 @@ def _placed(
     )
     given = F.lit(0).cast("bigint") if offset is None else offset
     shaped = ordered.select(
-        F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers
+        F.lit(topic).alias("topic"),
+        given.alias("offset"),
+        *columns,
+        *headers,
     )
     return shaped.select(*HISTORY.names)

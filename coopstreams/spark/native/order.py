@@ -43,11 +43,16 @@ def merged(spans: Iterable[Any]) -> Any:
     folds = [("opened", "min"), ("beyond", "min"), ("last", "max")]
     made = table.group_by("start").aggregate(folds)
     return pa.table(
-        [made["start"], *(made[f"{name}_{how}"] for name, how in folds)], schema=SPANS
+        [made["start"], *(made[f"{name}_{how}"] for name, how in folds)],
+        schema=SPANS,
     )
 
 
-def any_late(spans: Iterable[Any], advance_ms: int, close_ms: int) -> bool:
+def any_late(
+    spans: Iterable[Any],
+    advance_ms: int,
+    close_ms: int,
+) -> bool:
     """Return whether a record of a partition is late. `close_ms`: size and grace of the
     windows.
     """

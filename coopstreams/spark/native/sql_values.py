@@ -27,7 +27,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.native.translation import Aggregation, Part
-from coopstreams.topology.fields import Both, Comparison, Condition, Either, Not, field
+from coopstreams.topology.fields import (
+    Both,
+    Comparison,
+    Condition,
+    Either,
+    Not,
+    field,
+)
 
 _SPACE: Final = r"[ \t\n\r]*+"
 _STRING: Final = r'"[^"\\\x00-\x1f]*+"'
@@ -88,7 +95,9 @@ class Number(NamedTuple):
 
 
 def with_tokens(
-    records: DataFrame, names: Sequence[str], parts: Mapping[str, Part] | None
+    records: DataFrame,
+    names: Sequence[str],
+    parts: Mapping[str, Part] | None,
 ) -> tuple[DataFrame, dict[str, Column]]:
     """Return the records with the tokens of these fields, of typed values: of these
     attributes; and these columns.
@@ -104,7 +113,8 @@ def with_tokens(
     marked = F.col("marked")
     marks = "".join(f"{_MARK}${number}" for number in range(1, len(found) + 1))
     read = records.withColumn("text", _text()).withColumn(
-        "marked", F.regexp_replace(text, pattern, marks)
+        "marked",
+        F.regexp_replace(text, pattern, marks),
     )
     # Values without a match stay as they are.
     matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
@@ -142,11 +152,14 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
     nothing = F.lit(None).cast(kind)
     if aggregation.values == "any":
         return Number(
-            nothing, value.isNull() if aggregation.drops_null_values else no, no
+            nothing,
+            value.isNull() if aggregation.drops_null_values else no,
+            no,
         )
     if aggregation.values in ("int64", "float64"):
         whole = F.when(
-            F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint")
+            F.length(value) == 8,
+            F.conv(F.hex(value), 16, -10).cast("bigint"),
         )
         number = (
             _float(whole)
@@ -162,7 +175,8 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
     else:
         found = F.trim(_text(), F.lit(" \t\n\r"))
         number = F.when(
-            found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found
+            found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"),
+            found,
         ).try_cast(kind)
     # A record without a value is dropped before it is read, unless a function comes
     # before, which raises.
@@ -182,13 +196,15 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
             first = judged(one, token_of)
             second = judged(other, token_of)
             return Judged(
-                first.true & second.true, first.doubt | (first.true & second.doubt)
+                first.true & second.true,
+                first.doubt | (first.true & second.doubt),
             )
         case Either(one, other):
             first = judged(one, token_of)
             second = judged(other, token_of)
             return Judged(
-                first.true | second.true, first.doubt | (~first.true & second.doubt)
+                first.true | second.true,
+                first.doubt | (~first.true & second.doubt),
             )
         case Not(one):
             first = judged(one, token_of)
@@ -197,13 +213,18 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
             return _compared(token_of[part.name], comparing, constant)
         case field(name):
             return Judged(
-                token_of[name] == "true", ~token_of[name].isin("true", "false", "null")
+                token_of[name] == "true",
+                ~token_of[name].isin("true", "false", "null"),
             )
         case _:
             raise TypeError(f"{condition!r} has no translation")
 
 
-def _compared(found: Column, comparing: str, constant: Any) -> Judged:
+def _compared(
+    found: Column,
+    comparing: str,
+    constant: Any,
+) -> Judged:
     """Return how a token compares with a constant. Values of other types are unequal;
     ordering them raises.
     """
@@ -241,7 +262,10 @@ def _compared(found: Column, comparing: str, constant: Any) -> Judged:
 
 
 def _as_number(
-    found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float
+    found: Column,
+    number: Column,
+    compare: Callable[[Any, Any], Any],
+    constant: float,
 ) -> tuple[Column, Column]:
     """Return whether a token is a number that compares without rounding, and the result
     of the comparison.
@@ -255,7 +279,8 @@ def _as_number(
         F.lit(constant).cast("bigint"),
     )
     return number & (~fraction | F.lit(abs(constant) <= EXACT)), F.when(
-        fraction, rounded
+        fraction,
+        rounded,
     ).otherwise(whole)
 
 
@@ -281,7 +306,8 @@ def _text() -> Column:
 def _default(part: Part) -> Column:
     """Return the token of a field that is missing."""
     known = part.default is not None and re.fullmatch(
-        _type(part, read=True), part.default
+        _type(part, read=True),
+        part.default,
     )
     return F.lit(part.default if known else "")
 

@@ -111,7 +111,9 @@ class Keeping:
         with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
             local = Path(folder) / "rows.arrow"
             with pa.ipc.new_file(
-                local, NATIVE, options=pa.ipc.IpcWriteOptions(compression="lz4")
+                local,
+                NATIVE,
+                options=pa.ipc.IpcWriteOptions(compression="lz4"),
             ) as file:
                 for rows in chain([first], filled):
                     check_task(rows, task)

@@ -20,7 +20,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import (
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+)
 
 import msgspec
 from msgspec import inspect
@@ -145,7 +150,8 @@ class Aggregation:
 
 
 def translated(
-    part: SubTopology, outputs: str = "none"
+    part: SubTopology,
+    outputs: str = "none",
 ) -> tuple[Aggregation, ...] | str:
     """Return the aggregations of a sub-topology, or why it is left to Python."""
     if outputs != "none":
@@ -353,7 +359,8 @@ def _sizes_ms(windows: object) -> tuple[int, int, int]:
 
 
 def _way(
-    above: Node, nodes: dict[str, Node]
+    above: Node,
+    nodes: dict[str, Node],
 ) -> tuple[Source, Condition | None, field | None] | None:
     """Return the source of an aggregation, the condition of its filters, and the field
     of its values.
@@ -409,7 +416,11 @@ def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | No
     )
 
 
-def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
+def _number(
+    store: Serde[Any],
+    fold: Kind,
+    values: str,
+) -> Number | None:
     """Return the number that a fold adds or compares; None: SQL does not know the bytes
     of its result.
     """
@@ -460,7 +471,8 @@ def _part(each: inspect.Field) -> Part | None:
     )
     types = [member for member in members if not isinstance(member, inspect.NoneType)]
     kind: Plain | None = next(
-        (kind for plain, kind in _KINDS if types == [plain]), None
+        (kind for plain, kind in _KINDS if types == [plain]),
+        None,
     )
     if kind is None:
         return None

@@ -21,7 +21,13 @@ import pickletools
 import sys
 import sysconfig
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -182,7 +188,9 @@ class Sent(MetaPathFinder, InspectLoader):
         """Return how to load a module; None if it was not sent."""
         if fullname in self.sources or self.is_package(fullname):
             return importlib.util.spec_from_loader(
-                fullname, self, origin=f"sent by the driver: {fullname}"
+                fullname,
+                self,
+                origin=f"sent by the driver: {fullname}",
             )
         return None
 

@@ -86,7 +86,12 @@ class Reporter:
         self._said_at = -EVERY_S
         self._say(done=False)
 
-    def took(self, source: int, records: int, next_offset: int) -> None:
+    def took(
+        self,
+        source: int,
+        records: int,
+        next_offset: int,
+    ) -> None:
         """Note records of a source; `next_offset` is the first offset behind them."""
         self._records += records
         self._reached[source] = next_offset - (self._starts[source] or 0)
@@ -104,13 +109,20 @@ class Reporter:
             self._target if done and self._target is not None else sum(self._reached)
         )
         report = TaskProgress(
-            self._kind, self._name, self._records, position, self._target, done
+            self._kind,
+            self._name,
+            self._records,
+            position,
+            self._target,
+            done,
         )
         try:
             self._storage.write(self._file, msgspec.json.encode(report))
         except SnapshotError as error:
             log.warning(
-                "%s continues, but cannot report its progress: %s", self._name, error
+                "%s continues, but cannot report its progress: %s",
+                self._name,
+                error,
             )
             self._storage = None
         self._said_at = time.monotonic()
@@ -125,7 +137,9 @@ class ProgressWatcher:
     """
 
     def __init__(
-        self, folder: str, tell: Callable[[Sequence[TaskProgress]], None]
+        self,
+        folder: str,
+        tell: Callable[[Sequence[TaskProgress]], None],
     ) -> None:
         self._storage = Storage(folder)
         self._tell = tell
