@@ -53,7 +53,8 @@ class TimedTopics:
 
     def wrong(self) -> list[str]:
         """Return each new record that was born before the clock."""
-        if not all(topic in self._state.topics for topic in self._timed):
+        needed = {*self._timed, *(part.topics[0] for part in self._parts)}
+        if not self._timed or not all(name in self._state.topics for name in needed):
             return []
         sources = [self._state.topic(part.topics[0]) for part in self._parts]
         writers = writers_of(self._parts, [len(each.partitions) for each in sources])
