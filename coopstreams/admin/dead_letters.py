@@ -290,6 +290,7 @@ def replay(
             wanted,
             _Writing(log, producer, to),
             known,
+            AT_ONCE,
         )
         while _is_before(consumer, ends):
             records = [
@@ -327,8 +328,9 @@ class _Replaying:
     writing: _Writing
     known: dict[_Record, None]
     """The records written last, by this replay and those before it."""
+    at_once: int
+    """How many letters are read for one transaction."""
     done: Replayed = field(default_factory=Replayed)
-    at_once: int = AT_ONCE
 
     def take(self, records: Sequence[ConsumerRecord]) -> bool:
         """Write a batch back and commit it; return False if it has to be read again.

@@ -267,7 +267,7 @@ def _words(command: Any) -> tuple[list[str], list[str]]:
     return arguments, options
 
 
-_MODULES = {
+_MODULES: dict[str, tuple[object, Sequence[str]]] = {
     "coopstreams": (coopstreams, coopstreams.__all__),
     "coopstreams.consumer": (consumer, consumer.__all__),
     "coopstreams.spark": (spark, spark.__all__),

@@ -5,6 +5,7 @@ restart would not move it.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -255,16 +256,11 @@ def test_a_failed_commit_that_succeeds_while_it_is_read_is_no_error() -> None:
     class Torn(Asking):
         """Its trouble is over when it has been read once."""
 
-        _told: tuple[str, float] | None = None
-
-        @property
-        def trouble(self) -> tuple[str, float] | None:
-            told, self._told = self._told, None
+        def __getattribute__(self, name: str) -> Any:
+            told = super().__getattribute__(name)
+            if name == "trouble":
+                self.trouble = None
             return told
-
-        @trouble.setter
-        def trouble(self, told: tuple[str, float] | None) -> None:
-            self._told = told
 
     asking = Torn(10.0, SYSTEM)
     asking.trouble = "no leader", 1.0

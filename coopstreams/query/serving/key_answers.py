@@ -148,6 +148,7 @@ class KeyAnswers:
         """
         error = found if isinstance(found, QueryError) else None
         status = 200
+        body = b""
         more = ""
         if not isinstance(found, QueryError):
             query, rows = found
