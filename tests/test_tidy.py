@@ -51,7 +51,7 @@ MAY_IMPORT = {
             "coordinator",
             "end_requests",
             "ends",
-            "names",
+            "broker_lookup",
             "group_requests",
             "transaction_requests",
             "hanging_transactions",
@@ -91,7 +91,7 @@ SPEAKS_WITH_BROKERS = {
         "connection",
         "coordinator",
         "ends",
-        "names",
+        "broker_lookup",
         "group_settings",
         "hanging_transactions",
     )

@@ -163,7 +163,9 @@ def _consumer_text(
     partition: TopicPartition,
     topic_id: str,
 ) -> str:
-    """Return the metadata that a consumer has committed; empty if there is none."""
+    """Return the metadata that a consumer has given to its last commit; empty if it has
+    given none (an application's commit has only the topic's id there).
+    """
     live = follower.live(partition)
     return live[-1].metadata if live and live[-1].metadata != topic_id else ""
 

@@ -186,7 +186,9 @@ def _left_out(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 
 def _letters(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return how many of the dropped records have dead letters."""
+    """Return the end of the line on dropped records: how many have dead letters, or
+    nothing if none has.
+    """
     letters = sum(task.get("dead_letters", 0) for task in tasks)
     return f"; dead letters {number(letters)}" if letters else ""
 

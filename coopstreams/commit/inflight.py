@@ -96,8 +96,10 @@ class InFlight:
         offsets: Sequence[int],
         next_offset: int,
     ) -> list[int]:
-        """Return the indices of the records to hand out now: not done, and (except
-        after a seek) not handed out before.
+        """Return the indices of the records to hand out now, and count them as in
+        flight: those behind what was handed out before, less those that are done.
+
+        After a seek, all records from there on are handed out again, done or not.
 
         Shape: records of this range in offset order; `next_offset` is the first offset
         behind them.

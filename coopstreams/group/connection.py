@@ -29,7 +29,7 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 
 from coopstreams.common.acl_errors import Login
 from coopstreams.common.tokens import Token, TokenError, Tokens
-from coopstreams.group import group_requests, names
+from coopstreams.group import broker_lookup, group_requests
 from coopstreams.group.group_requests import Exchange
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.errors import GroupError, LogError
@@ -449,7 +449,7 @@ def _client_settings(
     """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
-        "proxy_url": f"{names.SCHEME}://",
+        "proxy_url": f"{broker_lookup.SCHEME}://",
         # kafka-python's 30 s would cost the membership when the coordinator hangs
         "request_timeout_ms": REQUEST_MS,
         # a broker that hangs still takes connections

@@ -153,7 +153,9 @@ class GroupMember:
 
     @property
     def epoch(self) -> int:
-        """The current epoch."""
+        """The epoch of this membership. It changes whenever membership is lost: work
+        that began in an earlier one is void, and must not be committed.
+        """
         return self._participant.epoch
 
     def held(self) -> tuple[TaskId, ...]:

@@ -320,8 +320,8 @@ class Dispatcher:
         return read.at_end and read.offset is not None and read.offset <= position
 
     def may_not_read(self, source: TopicPartition, position: int) -> bool:
-        """Whether a partition is held back for its time, and everything that was read
-        of it lies below this position.
+        """Whether a task at this position has nothing left to do only because
+        `max.time.skew.ms` holds the partition back: it would be read further.
         """
         read = self._published[1].get(source)
         return (
@@ -566,7 +566,7 @@ def _newest(batch: RecordBatch) -> int:
 
 
 def _record_bytes(columns: Columns) -> int:
-    """Return the approximate size of a batch's records, by a sample."""
+    """Return about how many bytes a record of a batch takes on average, by a sample."""
     some = columns.values[:: 1 + len(columns) // 32]
     return RECORD_BYTES + sum(len(value) for value in some if value is not None) // len(
         some

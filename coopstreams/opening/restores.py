@@ -241,18 +241,19 @@ class Restores:
         stores: Iterable[StoreSpec],
         progress: Progress,
     ) -> None:
-        """Drop the done runs in the topics that stores are restored from.
+        """Drop what commits say of records done above the position, for tables that
+        are restored from their source topic.
 
-        Such a table is what its task has read of the topic, up to one offset. So its
-        task does the records in order and commits positions only. Done runs above the
-        position are of an earlier version of coopstreams, which committed the gaps
-        between records (markers, compacted offsets, other key ranges): no record lies
-        in them. Or the table had a changelog then, and records passed each other: the
-        rows of these are in no state that an offset describes.
+        Such a table has everything up to one offset, so its task does the records in
+        order, and needs a position only. There are two reasons why a commit may have
+        done runs (offsets above the position whose records are done) all the same. An
+        earlier version of coopstreams wrote them for gaps in which no record lies:
+        these are dropped. Or the table had a changelog then, and records passed each
+        other: then no offset describes the state, and this is refused.
 
         Raises:
             LogError: retryable: the brokers did not answer.
-            ConfigError: a record lies in one; the message has the cure.
+            ConfigError: a record lies in a done run; the message has the cure.
         """
         for spec in stores:
             source = TopicPartition(spec.source or "", task.partition)

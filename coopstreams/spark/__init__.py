@@ -4,12 +4,12 @@ the extra `spark`.
 
 from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.spark.execution import Backfilled, backfill
-from coopstreams.spark.history.history import KafkaHistory, TableHistory
 from coopstreams.spark.history.kafka_source import (
     KafkaSource,
     read_options,
     write_options,
 )
+from coopstreams.spark.history.sources import KafkaHistory, TableHistory
 from coopstreams.spark.preparation import Options
 from coopstreams.spark.publication import publish
 from coopstreams.spark.snapshot_rebuild import rebuild

@@ -43,7 +43,7 @@ from coopstreams.spark.history.arrow_rows import (
     ROUTED,
     ddl,
 )
-from coopstreams.spark.history.history import (
+from coopstreams.spark.history.sources import (
     FRAMES,
     History,
     TableHistory,

@@ -26,7 +26,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.preflight.resolution import check_topics, create_missing
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history.history import (
+from coopstreams.spark.history.sources import (
     History,
     KafkaHistory,
     TableHistory,

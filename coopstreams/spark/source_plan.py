@@ -36,7 +36,7 @@ from coopstreams.spark import plan as planning
 from coopstreams.spark.changelog_repair import changelog_of
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
 from coopstreams.spark.committed_records import Rebuild, Stands, aligned
-from coopstreams.spark.history.history import KafkaHistory, cut_of
+from coopstreams.spark.history.sources import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.table_outputs import absolute

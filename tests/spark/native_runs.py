@@ -19,7 +19,7 @@ from coopstreams import Topology
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.execution import Backfilled, carry_out
-from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.history.sources import TableHistory
 from coopstreams.spark.native.sql_values import numbers, with_tokens
 from coopstreams.spark.native.translation import Aggregation, translated
 from coopstreams.spark.plan import Plan

@@ -28,7 +28,7 @@ from coopstreams import (
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.execution import Backfilled, carry_out
-from coopstreams.spark.history.history import TableHistory, table_frame
+from coopstreams.spark.history.sources import TableHistory, table_frame
 from coopstreams.spark.plan import Outputs, Plan
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, ProcessingError

@@ -29,7 +29,7 @@ from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Backfilled, Options, backfill
 from coopstreams.spark.execution import carry_out
-from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.history.sources import TableHistory
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.publication import publish
 from coopstreams.testing import TopologyTestDriver

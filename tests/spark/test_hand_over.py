@@ -36,7 +36,7 @@ from coopstreams import (
 from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill
-from coopstreams.spark.history.history import KafkaHistory, TableHistory
+from coopstreams.spark.history.sources import KafkaHistory, TableHistory
 from coopstreams.spark.preparation import make_plan
 from coopstreams.spark.publication import publish
 from coopstreams.testing import TopologyTestDriver

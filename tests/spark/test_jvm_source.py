@@ -17,9 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark import Options, backfill
-from coopstreams.spark.history.history import kafka_frame
 from coopstreams.spark.history.jvm_source import java_settings, jvm_frame, kafka_options
 from coopstreams.spark.history.kafka_source import read_options
+from coopstreams.spark.history.sources import kafka_frame
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting

@@ -21,7 +21,7 @@ from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.spark import Options, backfill, publish
 from coopstreams.spark.execution import carry_out
-from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.history.sources import TableHistory
 from coopstreams.spark.preparation import begin, load_plan, make_plan
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, TopologyError

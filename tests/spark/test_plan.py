@@ -26,7 +26,7 @@ from coopstreams import (
 from coopstreams.spark import plan as planning
 from coopstreams.spark import rounds
 from coopstreams.spark.execution import error_of_task
-from coopstreams.spark.history.history import first_ms
+from coopstreams.spark.history.sources import first_ms
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ProcessingError, TopologyError

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams.spark import Options, backfill, publish, rebuild
-from coopstreams.spark.history.history import kafka_frame
+from coopstreams.spark.history.sources import kafka_frame
 from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting, await_table
 from tests.broker.secured import SecuredKafka, printed, secured_kafka

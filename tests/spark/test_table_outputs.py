@@ -16,7 +16,7 @@ from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.spark import Backfilled, Options, backfill, table_outputs
 from coopstreams.spark.execution import carry_out
-from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.history.sources import TableHistory
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.state.storage import Storage
 from coopstreams.testing import TopologyTestDriver

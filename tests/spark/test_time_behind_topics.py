@@ -24,7 +24,7 @@ from coopstreams import (
 )
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.changelog_repair import Differences
-from coopstreams.spark.history.history import KafkaHistory
+from coopstreams.spark.history.sources import KafkaHistory
 from coopstreams.spark.plan import stages
 from coopstreams.spark.publication import publish
 from coopstreams.spark.source_rebuild import rebuild_from_source

@@ -701,8 +701,8 @@ class KafkaLog:
 
     @property
     def _refused(self) -> KafkaError | None:
-        """Why the brokers will not let this process in, however long it waits; None:
-        they do, or may later.
+        """The error for which the brokers will never let this process in; None: it is
+        in, or may be later.
         """
         return self._errors.refused or (None if self._heard else self._errors.shut_out)
 
