@@ -15,8 +15,8 @@ from coopstreams.topology.suppression import WhenFull
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CogroupMerge(Node):
-    """Merges the updates of the `Aggregate`s that write into its table. With the record
-    cache on, it forwards them.
+    """Merges the updates of the `Aggregate`s that write into a cogroup's table. With
+    the record cache on, it forwards them.
     """
 
     store: StoreSpec
@@ -38,9 +38,9 @@ class TableGroup(Node):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAggregate(Node):
     """A table from the pairs of a `TableGroup`: the old value is subtracted, then the
-    new one added.
+    new value is added.
 
-    `adder(key, value, aggregate)` and `subtractor` alike, starting from
+    `adder(key, value, aggregate)` and `subtractor(key, value, aggregate)` begin with
     `initializer()`. A reduce has no `initializer` and functions of (aggregate, value):
     the first value is the aggregate. A count has no functions.
     """
@@ -53,12 +53,12 @@ class TableAggregate(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppress(Node):
-    """Holds back the latest update of each row until its time has come.
+    """Holds back the latest update of each row until a limit.
 
-    That is `wait_ms` after the end of its window (`until_close`), or `wait_ms` after
-    the first update that was held. If the buffer exceeds `max_records` or `max_bytes`,
-    the earliest updates are emitted early or the application stops, see `when_full`.
-    Rows in `buffer` are `suppression.SuppressedUpdate`.
+    The limit is `wait_ms` after the end of the row's window (`until_close`), or
+    `wait_ms` after the first update that was held. If the buffer exceeds `max_records`
+    or `max_bytes`, the earliest updates are emitted early or the application stops, see
+    `when_full`. Rows in `buffer` are `suppression.SuppressedUpdate`.
     """
 
     buffer: StoreSpec
@@ -70,8 +70,8 @@ class Suppress(Node):
     key: Serde[Any]
     value: Serde[Any]
     end_of: Function | None = None
-    """For `until_close`: returns the end of the window of a row's key, which is given
-    as bytes.
+    """For `until_close`: the function that returns the end of a row's window, from the
+    bytes of the row's key.
     """
 
     @property

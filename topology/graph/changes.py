@@ -2,18 +2,19 @@
 are compatible. Pure.
 
     keeps           the new version continues with it
-    new             it is new, and so are its sources: it misses none of their records
+    new             it is new, and its sources are new: it misses none of their records
     starts empty    it is new, but its sources were read before: it misses their records up to now
     orphaned        the new version does not read it
     lost            the new version needs it, but looks for it under another name
     mixed           rows or records of two meanings would be in one store or topic
     cannot be read  the serde of the new version cannot read its bytes
 
-The last three give wrong results without an error, so `run` refuses to start. A store
-that is made from a mixed one, through repartition topics too, is mixed as well.
+The last three verdicts mean wrong results without an error, so `run` refuses to start.
+A store whose rows are made from a mixed store, directly or through repartition topics,
+is mixed as well.
 
 Invariant: a topology followed by itself keeps everything. Functions may change: only
-their author knows whether the old state fits the new ones. Turned down: matching
+their author knows whether the old state fits the new functions. Turned down: matching
 operators (nothing but names tells that two programs have the same operator).
 """
 
@@ -51,8 +52,8 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0: no effect; 1: an effect that is easy to notice; 2: wrong results without
-        an error.
+        """The severity: 0 for no effect, 1 for an effect that is easy to notice, 2 for
+        wrong results without an error.
         """
         return {
             Verdict.KEEPS: 0,
@@ -64,8 +65,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """The effect of a new version on one thing. `why` and `cure` are sentences, or
-    empty.
+    """The effect of a new version on one store, repartition topic or position, or on
+    the application. `why` and `cure` are sentences, or empty.
 
     Shape: `what` is `application`, `store`, `repartition topic` or `position`.
     """
@@ -82,14 +83,14 @@ class TopologyChange:
     now: str | None = None
     """The new name of a store, if it is renamed."""
     topic_now: str | None = None
-    """The changelog that it has under the new name. A version before the last may have
-    left rows there.
+    """The changelog of a renamed store under its new name. An earlier version may have
+    left rows in it.
     """
 
 
 def changes(old: Outline, new: Outline) -> list[TopologyChange]:
-    """Return the effect on everything that either version has, the old version's stores
-    first.
+    """Return the effects of the new version on all that either version has; those on
+    the old version's stores come first.
     """
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
@@ -124,12 +125,11 @@ def weighed(
     found: Collection[TopologyChange],
     holds: Callable[[TopologyChange], bool],
 ) -> list[TopologyChange]:
-    """Return the changes, corrected by what a cluster holds. `holds`: whether the topic
-    of a change has records.
+    """Return the changes, corrected by which topics of a cluster have records.
 
-    It is asked only where it matters: a topic whose records would be lost, mixed or
-    misread may be empty, and a store that starts empty may have a changelog of an older
-    version.
+    `holds`: returns whether the topic of a change has records. It is called only where
+    this matters. A topic whose records would be lost, mixed or misread may be empty,
+    and a store that starts empty may have a changelog of an older version.
     """
     return [_weighed(change, holds) for change in found]
 
@@ -140,11 +140,12 @@ def severity(found: Collection[TopologyChange]) -> int:
 
 
 def word_of(found: Collection[TopologyChange]) -> str:
-    """Return 8 hex digits over the changes of severity 1 and 2; an operator gives them
-    to accept exactly these changes.
+    """Return a hash of the changes of severity 1 and 2, in 8 hex digits. An operator
+    types it to accept exactly these changes.
 
-    `why` counts: it tells windows of 20 minutes after 10 from 40 after 20. Pass changes
-    that `weighed` has not corrected: the digits do not depend on what a cluster holds.
+    The hash covers `why`: accepting windows of 20 minutes instead of 10 does not accept
+    40 instead of 20. Pass changes that `weighed` has not corrected: the hash must not
+    depend on what a cluster holds.
     """
     told = sorted(
         f"{change.what} {change.name} {change.verdict}: {change.why}"
@@ -225,9 +226,11 @@ def _rebuild(*stores: str) -> str:
 
 
 def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
-    """Return, for each kept store by name, the mixed stores by which its old rows are
-    of another meaning than its new ones: itself, and those that it is made from. Most
-    have none.
+    """Return, for each store of both versions, the mixed stores that make its old rows
+    mean something else than its new ones.
+
+    These are the store itself and the stores that it is made from. Most stores have
+    none.
     """
     kept = [new.stores[name] for name in old.stores if name in new.stores]
     mixed = frozenset(
@@ -246,8 +249,8 @@ def _another(
     store: str,
     causes: Mapping[str, frozenset[str]],
 ) -> str:
-    """Return the cure for a store whose old rows do not fit. It is one for all stores
-    with a common cause.
+    """Return the cure for a store whose old rows do not fit the new version. Stores
+    with a common cause have the same cure.
     """
     if new.stores[store].kind == "versions":
         named_with = store.removesuffix(past_name(""))
@@ -281,8 +284,8 @@ def _with_a_common_cause(
     store: str,
     causes: Mapping[str, frozenset[str]],
 ) -> list[str]:
-    """Return the other stores with a common cause, without those that are named with
-    another one.
+    """Return the other stores with a common cause, without histories of tables, which
+    are named after their table.
     """
     return [
         name
@@ -331,7 +334,7 @@ def _restored(
     was: Store,
     now: Store,
 ) -> TopologyChange:
-    """Return the effect on a store whose rows fit."""
+    """Return the effect on a store whose old rows fit the new version."""
     effect = partial(TopologyChange, "store", was.name)
     moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
@@ -380,7 +383,7 @@ class _Pair:
         why: str,
         cure: str,
     ) -> TopologyChange:
-        """Return a reason why the old rows do not fit the new store."""
+        """Return the change that says why the old rows do not fit the new store."""
         return TopologyChange(
             "store",
             self.was.name,
@@ -559,11 +562,13 @@ _LOOKS: tuple[Callable[[_Pair], Iterator[TopologyChange]], ...] = (
     _other_partitions,
     _other_changelog,
 )
-"""What may differ between the rows of two stores, the worst first."""
+"""The comparisons of the rows of two stores, the worst difference first."""
 
 
 def _has_versions(store: Store) -> bool:
-    """Whether its rows are lists of versions, see `versions.versions_of`."""
+    """Whether the values of a store are lists of versions, see
+    `row_versions.versions_of`.
+    """
     return store.value.startswith("versions(")
 
 
@@ -582,8 +587,8 @@ def _words(names: Collection[str]) -> str:
 
 
 def _renamed(old: Outline, new: Outline) -> dict[str, str]:
-    """Return, for each removed store, the new store that holds the same rows, as far as
-    structure shows.
+    """Return, for each removed store, the new store that seems to hold the same rows:
+    it has the same form and reads a common topic.
     """
     candidates = [
         store for store in new.stores.values() if store.name not in old.stores
@@ -742,9 +747,12 @@ def _still_fed(
     new: Outline,
     renamed: dict[str, str],
 ) -> bool:
-    """Whether the new version still makes a store or topic that the repartition topic
-    fed, or may do so, because it has no name: then records that are lost would be
-    missed by nobody.
+    """Whether the new version still has a store or topic that the repartition topic
+    `was` fed.
+
+    If it has none, nobody misses the records that are lost. An external sink or a topic
+    that a function chooses has no name, so it counts as still there; so does a
+    repartition topic that fed nothing known.
     """
     made = {
         "store": {*new.stores, *renamed},

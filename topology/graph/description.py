@@ -57,8 +57,8 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
 
 JSON_FORMAT = 1
-"""The version of the JSON format: `outline` reads it, possibly in a later version of
-coopstreams.
+"""The version of the JSON format. A later version of coopstreams may have to read it,
+in `outline`.
 """
 
 
@@ -66,7 +66,7 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
     """Return the topology as `text`, `mermaid`, `dot`, `svg` or `json`.
 
     Raises:
-        TopologyError: an unknown format.
+        TopologyError: the format is unknown.
     """
     formats: dict[str, Callable[[Structure], str]] = {
         "text": _text,
@@ -83,9 +83,7 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
 
 
 def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
-    """Return the stores that a node writes or looks up, without those that the topology
-    does not make.
-    """
+    """Return the stores of the topology that a node writes or looks up."""
     made = {store.name for store in topology.stores}
     made |= {table.store.name for table in topology.global_tables}
     looked_into = (
@@ -107,7 +105,9 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 
 def _whole(subtopology: SubTopology) -> str:
-    """Return the end of a title: why the tasks are not key ranges; empty if they are."""
+    """Return the end of a sub-topology's title, which says why its tasks are not key
+    ranges; empty if they are.
+    """
     if subtopology.unordered:
         return ' (no tasks: a share group deals its records, order="none")'
     if (node := subtopology.applies_to) is not None:
@@ -279,9 +279,11 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
 
 
 def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
-    """Return how the left rows of a foreign-key join are written, whose hash its
-    subscribers have, and whether they are computed: then no store has the bytes of
-    before.
+    """Return the JSON fields of the left rows of a foreign-key join, whose hashes
+    `store` keeps.
+
+    `asked` is their serde. `computed`: whether the left rows are in no store, so that
+    their old bytes are not kept.
     """
     nodes = {node.name: node for node in topology.nodes}
     answer = next(
@@ -315,8 +317,8 @@ def _is_computed(table: Node, nodes: Mapping[str, Node]) -> bool:
 
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
-    """Yield the serdes of the keys and values in stores, what they hold of a
-    suppression, and repartition topics.
+    """Yield the serdes of the keys and values in stores, suppression buffers, left rows
+    of foreign-key joins, and repartition topics.
     """
     for store in topology.stores:
         yield from (store.key, store.value)
@@ -328,8 +330,8 @@ def _kept(topology: Structure) -> Iterator[Serde[Any]]:
 
 
 def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:
-    """Return the ids of the schemas of the classes of keys, and of those of values, if
-    there are some.
+    """Return the ids of the schemas of the key classes and of the value classes,
+    without empty lists.
     """
     found = {"key_schemas": schemas_of(key), "schemas": schemas_of(value)}
     return {
@@ -348,8 +350,8 @@ def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
 
 
 def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
-    """Yield the edges between topics, nodes and stores, as pairs; each end begins with
-    its kind, such as `node:`.
+    """Yield the edges between topics, nodes and stores, as pairs of texts; each text
+    begins with its kind, such as `node:`.
     """
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
@@ -451,7 +453,7 @@ def topics_above(topology: Structure) -> Above:
 
 def stores_above(topology: Structure) -> Above:
     """Return, for each store by name, the other stores that its rows are made from:
-    those that the nodes above its own write, or look up.
+    those that nodes above its own node write or look up.
     """
     gathered = _gathered(topology, _stores_used)
     known = {store.name for store in topology.stores}
@@ -493,7 +495,9 @@ def _kept_of(node: Node, number: int) -> tuple[str, ...]:
 
 
 def _gathered(topology: Structure, own: Callable[[Node], frozenset[str]]) -> Above:
-    """Return, for each node by name, what `own` says of it and of all nodes above it."""
+    """Return, for each node by name, the union of `own` of the node and of all nodes
+    above it.
+    """
     nodes = topology.nodes
     gathered: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
     written: dict[str, frozenset[str]] = {}
@@ -526,12 +530,13 @@ def read_by(source: Source) -> frozenset[str]:
 class Made:
     """The lineage of a store.
 
-    Shape: `methods` are the operators that write it, such as `count` or
-    `StreamStreamJoin`; `reads` are all topics that its rows come from. `held` is the
-    serde of the values in the updates that a suppression holds; `left`: whether the
-    rows of a foreign-key join include those without a match; `first`: the topics of the
-    first side of a left join of tables, which has a row for each of its rows. Of other
-    stores they are None.
+    `methods` are the operators that write it, such as `count` or `StreamStreamJoin`;
+    `reads` are all topics that its rows come from.
+
+    Three fields are None for other stores. `held`: the serde of the values that a
+    suppression holds back. `left`: whether the rows of a foreign-key join include those
+    without a match. `first`: the topics of the first table of a left join; the joined
+    table has a row for each row of that table.
     """
 
     methods: frozenset[str]
@@ -569,7 +574,9 @@ def _made_by(
     above: Above,
     before: Made,
 ) -> Made:
-    """Return the lineage of a store, with that by the nodes before this one."""
+    """Return the lineage of a store that `node` writes, together with `before`, its
+    lineage by earlier nodes.
+    """
     windows = node.windows if isinstance(node, Aggregate) else None
     held = node.value if isinstance(node, Suppress) else before.held
     left = before.left

@@ -2,15 +2,15 @@
 an instance's page shows it.
 
 Topics are boxes; a source and a sink are the arrows from and to their topics. The
-operators of a sub-topology are in a frame. An arrow says which counters of `/v1/status`
-are the records that pass it:
+operators of a sub-topology are in a frame. An arrow names the counters of `/v1/status`
+that count the records on it:
 
     from a topic                   what the sub-topology consumed
     to a topic                     what it produced
-    below and above an operator    the same, as far as it passes on one record for each; else it is not counted
+    below and above an operator    the same, if the operator forwards one record for each; else nothing
 
 Invariant: a drawing depends on the topology alone, so all instances that run the same
-have the same picture. Turned down: counting on each edge while records pass (a
+topology have the same picture. Turned down: counting on each edge while records pass (a
 statement for each record and operator), only to draw it.
 """
 
@@ -81,8 +81,10 @@ _ONE_FOR_ONE = (MapValues, Map, SelectKey, Peek, ToStream, Merge)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A store in a box. `counts`: the changelog whose records are counted; `reads`: it
-    is only looked up.
+    """A store in an operator's box.
+
+    `reads`: whether the operator only looks the store up. `counts`: the counter of the
+    store's changelog records.
     """
 
     store: str
@@ -91,7 +93,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The line, as it is shown."""
+        """The text of the line."""
         return f"reads {self.store}" if self.reads else self.store
 
 
@@ -113,7 +115,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow through these points, each of them passed vertically."""
+    """An arrow between two boxes. It passes each of its points vertically."""
 
     start: str
     end: str
@@ -123,7 +125,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The place of a sub-topology."""
+    """The frame of a sub-topology, around its operators."""
 
     subtopology: int
     title: str
@@ -210,10 +212,10 @@ def _edges_between(
     block_of: Mapping[str, str],
     contents: Mapping[str, _Content],
 ) -> dict[Edge, Edge]:
-    """Return the arrows between frames, and boxes outside of them, each with its own
-    ends.
+    """Return the edges between frames, and boxes outside of frames, each with the edge
+    between boxes that it stands for.
 
-    An arrow within a frame is left out; one from a topic to itself is not.
+    An edge within a frame is left out; one from a topic to itself is not.
     """
     found: dict[Edge, Edge] = {}
     for start, end in edges:
@@ -224,7 +226,7 @@ def _edges_between(
 
 
 def _corners(whole: Placed, framed: Mapping[str, Placed]) -> dict[str, Point]:
-    """Return where the inside of each frame begins."""
+    """Return the upper left corner of the inside of each frame."""
     corners: dict[str, Point] = {}
     for block, inside in framed.items():
         x, y = whole.centres[block]
@@ -263,8 +265,10 @@ def _ports(
     edge: Edge,
     ends: Edge,
 ) -> tuple[float, float]:
-    """Return where an arrow passes the borders of the blocks in which it begins and
-    ends. `ends`: its own ends.
+    """Return how far from their middles an arrow passes the borders of the frames in
+    which it begins and ends.
+
+    `edge`: the frames. `ends`: the boxes in them.
     """
     return (
         _port(framed, edge[0], ends[0], _exit(ends[1])),
@@ -278,8 +282,8 @@ def _port(
     name: str,
     port: str,
 ) -> float:
-    """Return how far from the middle of its block an arrow passes the border; 0 if
-    there is no block.
+    """Return how far from the middle of a frame an arrow passes its border; 0 for a box
+    that is in no frame.
     """
     if block == name:
         return 0.0
@@ -322,7 +326,7 @@ def _box(
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """Joins the routes inside and outside of frames."""
+    """Joins the parts of an arrow's route inside and outside of frames."""
 
     contents: Mapping[str, _Content]
     block_of: Mapping[str, str]
@@ -439,7 +443,7 @@ def _lines(
 
 
 def _edges(topology: Structure) -> dict[Edge, Counters]:
-    """Return the arrows with the counters of the records that pass each."""
+    """Return the arrows, each with the counters of the records on it."""
     found: dict[Edge, Counters] = {}
     for part in topology.subtopologies:
         nodes = {node.name: node for node in part.nodes}
@@ -460,21 +464,27 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
 
 
 def _starts(above: Node) -> list[str]:
-    """Return where the arrows from a node begin: at the topics of a source."""
+    """Return the boxes at which the arrows from a node begin: the topics of a source,
+    or the node.
+    """
     if isinstance(above, Source):
         return [_topic(topic) for topic in _topics_of(above)]
     return [_node(above.name)]
 
 
 def _ends(node: Node) -> list[str]:
-    """Return where the arrows to a node end: at the topic of a sink."""
+    """Return the boxes at which the arrows to a node end: the topic of a sink, or the
+    node.
+    """
     if isinstance(node, Sink):
         return [_topic(topic) for topic in _topics_of(node)]
     return [_node(node.name)]
 
 
 def _reads_topics_by_name(node: Node) -> bool:
-    """Whether the records of each of several topics are counted apart."""
+    """Whether a node is a source of several named topics, so that the records of each
+    topic are counted separately.
+    """
     return isinstance(node, Source) and node.pattern is None and len(node.topics) > 1
 
 
@@ -500,8 +510,8 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
 
 
 def _counted_above(part: SubTopology) -> dict[str, Counters]:
-    """Return the counters of what the sources have consumed, for each node that passes
-    all of it on.
+    """Return, for each node that forwards one record for each consumed record, the
+    counters of the sources above it.
     """
     out: dict[str, Counters] = {}
     for node in part.nodes:
@@ -538,8 +548,8 @@ def _known_below(
     out: Mapping[str, Counters],
     writers: Mapping[str, int],
 ) -> Iterator[Counters]:
-    """Yield the counts of a node's children, which together count all records that it
-    forwards.
+    """Yield the counters of each child that counts its records; each counts all records
+    that the node forwards.
     """
     for child in children:
         if isinstance(child, Sink) and writers[child.topic] == 1:
@@ -564,8 +574,8 @@ def _inside(
     contents: Mapping[str, _Content],
     edges: Iterable[Edge],
 ) -> Placed | None:
-    """Return where the operators of a sub-topology are in its frame, and the ports to
-    its topics; None: it has none.
+    """Return the places of a sub-topology's operators in its frame, and of the ports to
+    its topics; None if it has no operators.
     """
     names = [_node(node.name) for node in part.nodes]
     sizes: dict[str, Size] = {
@@ -646,7 +656,7 @@ _STYLE = """
 
 
 def svg(drawing: Drawing, title: str) -> str:
-    """Return the file."""
+    """Return the drawing as the text of an SVG file."""
     width = drawing.width + 2 * MARGIN
     height = drawing.height + 2 * MARGIN
     return "\n".join(
@@ -679,7 +689,7 @@ def svg(drawing: Drawing, title: str) -> str:
 
 
 def curve(points: tuple[Point, ...]) -> str:
-    """Return the path through these points, each of which it passes vertically."""
+    """Return the SVG path through these points. It passes each point vertically."""
     (x, y), *rest = points
     parts = [f"M{x:.1f} {y:.1f}"]
     for to_x, to_y in rest:

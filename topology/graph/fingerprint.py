@@ -75,7 +75,7 @@ def _fingerprint(
 
 
 def global_tables_of(topology: Structure, part: SubTopology) -> list[GlobalTable]:
-    """Return the global tables that the nodes look up."""
+    """Return the global tables that nodes of a sub-topology look up."""
     names = {
         node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)
     }
@@ -101,8 +101,8 @@ def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
 
 
 def said(value: Any) -> Any:
-    """Return a value of a program as JSON values, each function as "function": the same
-    in every process.
+    """Return a value of a program as JSON values, which are the same in every process.
+    A function becomes "function".
     """
     if value is None or isinstance(value, bool | int | str):
         return value

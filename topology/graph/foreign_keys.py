@@ -10,17 +10,19 @@ Invariant: once all answers have come, each left row is joined with the right ro
 it names now.
 
 In a left join each change of a left row is answered. In an inner join it is answered
-only if it could add or delete a result, as if all earlier answers had come. So there a
-stale answer may be the only one that would have deleted a result: a stale answer
-without a right row deletes the result if the left row names no right row now. Else the
-left row as it is now asks again, for an answer if its right row does not exist
-(`again`). Between the two sides messages keep their order, so the last answer of the
-right row that is named now counts. A stale answer with a right row needs nothing: the
-left row has asked since, and has an answer if its right row exists.
+only if the answer could add or delete a result, as if all earlier answers had come. So
+a stale answer of an inner join may be the only one that would have deleted a result:
+
+- A stale answer without a right row deletes the result if the left row names no right
+  row now. Otherwise the left row asks again (`again`), and is answered if its right row
+  does not exist. Messages between the two sides keep their order, so the last answer of
+  the right row that is named now counts.
+- A stale answer with a right row needs nothing: the left row has asked since, and is
+  answered if its right row exists.
 
 Turned down: sending the left value along (like Kafka Streams, we do not write every
-value to a topic twice); an answer to each change of an inner join (deletions of rows
-that never were); a store of the rows that wait for an answer.
+value to a topic twice); an answer to each change of an inner join (it would delete rows
+that never existed); a store of the rows that wait for an answer.
 Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`,
 `SubscriptionWrapper`, `SubscriptionResponseWrapper`.
 """
@@ -45,8 +47,8 @@ ANSWER_IF_FOUND: Instruction = 2
 ANSWER: Instruction = 3
 """Answer, even if the row does not exist."""
 ANSWER_IF_MISSING: Instruction = 4
-"""Answer if the row does not exist: the subscriber has asked before, and has an answer
-if it does.
+"""Answer if the right row does not exist. If it exists, an earlier subscription of the
+left row is answered.
 """
 
 _LENGTH = Struct(">i")
@@ -90,9 +92,9 @@ def questions(
     """Return the subscriptions that a change of a left row from `old` to `value` sends,
     each with its foreign key.
 
-    `data` is the serialised `value`. `left`: in a left join, rows without a right row
-    have a result too. Each change then needs an answer; if the row names no foreign
-    key, the subscription has the foreign key None.
+    `data`: the serialised `value`. `left`: whether it is a left join, in which rows
+    without a right row have a result too. There, each change needs an answer, and a row
+    that names no foreign key sends its subscription to the foreign key None.
     """
     hash_ = hash_of(data)
     was = _foreign_key(extract, serialize, key, old)
@@ -123,7 +125,9 @@ def _foreign_key(
     key: Any,
     value: Any,
 ) -> bytes | None:
-    """Return the foreign key that a left row names, None if it is gone or names none."""
+    """Return the foreign key that a left row names; None if the row is deleted or names
+    none.
+    """
     foreign_key = None if value is None else extract(key, value)
     return None if foreign_key is None else serialize(foreign_key)
 
@@ -137,9 +141,9 @@ def again(
     data: bytes | None,
 ) -> tuple[bytes, ForeignKeySubscription] | None:
     """Return the subscription that asks again for a left row as it is now, with its
-    foreign key.
+    foreign key; None if the row is deleted or names no right row.
 
-    None: the row is gone, or names no right row. `data` is the serialised `value`.
+    `data`: the serialised `value`.
     """
     foreign_key = _foreign_key(extract, serialize, key, value)
     if foreign_key is None:
@@ -152,8 +156,8 @@ def subscribe(
     subscribers: dict[bytes, bytes] | None,
     asked: ForeignKeySubscription,
 ) -> dict[bytes, bytes] | None:
-    """Return the subscribers of a row of the store (primary key to hash) after a
-    subscription; None: there are none.
+    """Return the subscribers of a right row (primary key to hash) after a subscription;
+    None if there are none left.
     """
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
@@ -164,8 +168,8 @@ def subscribe(
 
 
 def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, bytes]]:
-    """Return the subscribers of some rows of the store, in the order of their primary
-    keys, with their hashes.
+    """Return the subscribers in some rows of the store, as pairs of primary key and
+    hash, in the order of the primary keys.
     """
     return sorted(pair for _, entry in rows for pair in entry.value.items())
 
@@ -189,12 +193,12 @@ def is_current(
     data: bytes | None,
     stored: bytes | None,
 ) -> bool:
-    """Return whether an answer with this hash answers the left row as it is now, of
-    which `data` are the bytes.
+    """Return whether an answer with this hash belongs to the left row as it is now.
 
-    `stored`: the bytes that the store has of it, if there are some. They are those with
-    which a program whose class had other fields has asked: written again, the row would
-    be another one, and each answer stale until it changes.
+    `data`: the row, serialised. `stored`: its bytes in the store, if it is there. An
+    earlier program, whose class had other fields, may have asked with the hash of the
+    stored bytes. The row serialised again has another hash, so without `stored` each
+    answer would be stale until the row changes.
     """
     return hash_of(data) == hash_ or (
         hash_ is not None and stored is not None and hash_of(stored) == hash_
@@ -206,7 +210,7 @@ def _optional(data: bytes | None) -> bytes:
 
 
 def _present(data: bytes) -> bool:
-    """Whether something stands behind the first byte, which says so."""
+    """Return the flag in the first byte: whether a value follows."""
     if data[:1] not in (b"\0", b"\1"):
         raise ValueError(f"{data[:1]!r}, where a byte 0 or 1 is expected")
     return data[0] == 1
@@ -267,11 +271,13 @@ SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde(
     _write_subscription,
     _read_subscription,
 )
-"""Instruction (1 byte), whether there is a hash (1), hash (0 or 16), primary key."""
+"""Writes a subscription: instruction (1 byte), whether there is a hash (1), hash (0 or
+16), primary key.
+"""
 
 ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)
-"""Whether there is a hash (1 byte), hash (0 or 16), whether there is a value (1),
-value.
+"""Writes an answer: whether there is a hash (1 byte), hash (0 or 16), whether there is
+a value (1), value.
 """
 
 SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde(
@@ -279,6 +285,6 @@ SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde(
     _write_subscribers,
     _read_subscribers,
 )
-"""For each subscriber, in key order: length (4 bytes big-endian) and bytes of the
-primary key, hash (16).
+"""Writes the subscribers of a right row, in key order. For each: length (4 bytes
+big-endian) and bytes of the primary key, hash (16).
 """

@@ -38,7 +38,7 @@ Part = Literal["key", "value"]
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The serde of keys or values is unknown since this operator, which made them."""
+    """An unknown serde of keys or values. `since` names the operator that made them."""
 
     since: str
 
@@ -55,12 +55,12 @@ class Repartition:
     source: str
     partitions: int | None
     explicit: bool = False
-    """Made by `repartition()`: operators that need a repartition topic do not share
-    this one.
+    """Whether the user called `repartition()`. Operators that need a repartition topic
+    do not share this topic.
     """
     partitioner: Callable[..., Any] | None = None
-    """With a partitioner, equal keys may be on several partitions, so the flow below is
-    still `rekeyed`.
+    """The user's function that chooses the partitions. With it, equal keys may be on
+    several partitions, so the flow below is still `rekeyed`.
     """
 
 
@@ -73,8 +73,8 @@ class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     repartitions: list[Repartition] = field(default_factory=list)
     needed_stores: set[str] = field(default_factory=set)
-    """Stores that have a name or that an operator looks up. Table sources make no
-    others.
+    """The names of the stores that the user named or that an operator looks up. A table
+    source makes no other store.
     """
     added_stores: dict[str, StoreSpec] = field(default_factory=dict)
     """Stores that belong to no node: processors are connected to them by name."""
@@ -95,8 +95,9 @@ class Graph:
         wanted: Repartition,
         idle_ms: int | None = None,
     ) -> Flow:
-        """Send a node's records through a repartition topic; return their flow. `sink`,
-        `source`: the nodes' names.
+        """Add a repartition topic below a node; return the flow behind the topic.
+
+        `sink`, `source`: the names of the two new nodes. `idle_ms`: as of `Source`.
         """
         serdes: dict[str, Any] = {
             "key": wanted.key,
@@ -131,13 +132,14 @@ class Graph:
         make: Callable[..., Source],
         suffix: str = "",
     ) -> Source:
-        """Return the source of some topics: a new node, or the one that reads these
-        topics already.
+        """Return the source of the topics that `make` names: a new node, or the node
+        that already reads these topics.
+
+        `given`: the user's name for a new node.
 
         Raises:
             TopologyError: a topic is already read with another serde, timestamp
-                extractor, order, reset, idle_advance or name, or in another set of
-                topics.
+            extractor, order, reset, idle_advance or name, or in another set of topics.
         """
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:
@@ -171,8 +173,8 @@ class Graph:
 class Flow:
     """A stream or a table: the node that forwards its records, and their serdes.
 
-    Shape: `rekeyed`: keys have changed since the source topic, so equal keys may be on
-    several partitions.
+    `rekeyed`: whether keys may have changed since the source topic, so that equal keys
+    may be on several partitions.
     """
 
     graph: Graph
@@ -187,8 +189,8 @@ class Flow:
         name: str | None,
         make: Callable[..., Node],
     ) -> Flow:
-        """Attach `make(name=..., parents=...)` below and return its flow, with the same
-        serdes.
+        """Attach the node `make(name=..., parents=...)` below this one; return its
+        flow, with the same serdes.
         """
         return replace(
             self,
@@ -226,11 +228,11 @@ class Flow:
     ) -> Serde[Any]:
         """Return the serde of the keys or the values, which are about to be serialised.
 
-        `cure` is a second place where it can be named.
+        `cure`: a second place where the user can name the serde.
 
         Raises:
-            TopologyError: it is unknown; the message says since which operator, and
-            where to name it.
+            TopologyError: the serde is unknown; the message says since which operator,
+            and where to name it.
         """
         serde = self.key if part == "key" else self.value
         if isinstance(serde, Serde):
@@ -244,7 +246,7 @@ class Flow:
         """Check that both flows belong to one builder.
 
         Raises:
-            TopologyError: they do not. Read the topic again with this builder.
+            TopologyError: they belong to two. Read the topic again with this builder.
         """
         if self.graph is not other.graph:
             raise TopologyError(
@@ -257,10 +259,10 @@ def serde_or_none(
     part: Part,
     where: str,
 ) -> Serde[Any] | None:
-    """Return the serde that was given, None if none was.
+    """Return the argument `key=` or `value=` unchanged, if it is a serde or None.
 
     Raises:
-        TopologyError: something else was given, for example a class.
+        TopologyError: it is something else, for example a class.
     """
     if serde is None or isinstance(serde, Serde):
         return serde

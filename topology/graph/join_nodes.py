@@ -22,7 +22,7 @@ JoinKind = Literal["inner", "left", "outer"]
 class TableTableJoin(Node):
     """A table of `joiner(left value, right value)`, updated by either side.
 
-    `store` None: the table is a view, and a lookup goes through both sides.
+    Without a `store` it is a view: a lookup reads both sides.
     """
 
     kind: JoinKind
@@ -43,11 +43,10 @@ class BufferedJoin(StreamTableJoin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGlobalJoin(Node):
-    """`joiner(value, row)` of each record and the global table's row of the key
-    `mapper(key, value)`.
+    """A join of each record with a row of a global table: `joiner(value, row)`.
 
-    With `with_key`, the joiner takes the key first. `left`: also for records without a
-    row.
+    `mapper(key, value)` returns the key of the row. With `with_key`, the joiner takes
+    the key first. With `left`, records without a row are joined with None.
     """
 
     store: StoreSpec
@@ -91,9 +90,9 @@ class StreamStreamJoin(Node):
 
     With `with_key`, the joiner takes the key first.
 
-    `stores` are the records of the left side, those of the right side and, if a record
-    without a match must wait, the waiting records. The self-join of a stream may have
-    one store for both sides: see `optimization`.
+    `stores` are one for the records of each side and, if a record without a match must
+    wait, one for the waiting records. The self-join of a stream may have one store for
+    both sides: see `optimization`.
     """
 
     kind: JoinKind
@@ -122,8 +121,8 @@ class ForeignKeyAsk(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAnswer(Node):
-    """Keeps the subscriptions. Answers each new one, and all of a right row when the
-    row changes.
+    """Keeps the subscriptions and answers them: a new subscription at once, and all
+    subscriptions to a right row when the row changes.
 
     `parents` is (subscriptions, right table).
     """

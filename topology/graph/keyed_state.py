@@ -75,9 +75,7 @@ _KEEP_KEYS = (
 
 def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
     """Return, for each node, the serde with which its output keys are written in the
-    source topic.
-
-    None: the keys may differ from those in the source topic.
+    source topic; None if they may differ from the keys in the source topic.
 
     Shape: `nodes` parents first.
     """
@@ -109,7 +107,7 @@ def _keeps_keys(node: Node) -> bool:
 
 
 def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
-    """Return the serde if all of these are equal, else None."""
+    """Return the serde that all keys have; None if they differ."""
     first, *others = keys
     return first if all(other == first for other in others) else None
 
@@ -121,7 +119,7 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
     `kept`: stores, by name, that none of these nodes writes.
 
     Raises:
-        TopologyError: names the processor and the store.
+        TopologyError: a check failed; the message names the processor and the store.
     """
     written = {store.name: store for node in nodes for store in stores_of(node)}
     stores = {**kept, **written}
@@ -197,7 +195,7 @@ def shared_state(
     above: Mapping[str, tuple[str, ...]],
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each store that processors use by the keys of their records, if it is made
-    from several topics: its place for messages, and these topics.
+    from several topics: a text that names it in messages, and the topics.
     """
     nodes = list(nodes)
     # Every instance has all of a global table, which no node keeps.

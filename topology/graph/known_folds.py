@@ -1,15 +1,15 @@
 """Finds aggregations that are known folds over numbers: their stores can have rows of
 numbers instead of live objects.
 
-Known are a count, a mean, and a reduce by `operator.add`, `min` or `max` over `int64`
-or `float64`, without windows or in tumbling and hopping ones. Records come to such a
-store in whole batches. So no other node may use it: between two records, an operator or
-a processor would see the store before or after the whole batch.
+The known folds are a count, a mean, and a reduce by `operator.add`, `min` or `max` over
+`int64` or `float64`, without windows or in tumbling and hopping ones. Records come to
+such a store in whole batches. So no other node may use it: between two records, an
+operator or a processor would see the store before or after the whole batch.
 
-The functions of a mean are here, too: its rows are totals and counts, and a view
-divides them. Null values are no numbers: they leave a row as it is.
+The functions of a mean are in this module, too: its rows are totals and counts, and a
+view divides them. Null values are no numbers: they leave a row as it is.
 
-Invariant: an answer errs only on the safe side; an unknown aggregation runs as usual.
+Invariant: in doubt, an aggregation is unknown; an unknown aggregation runs as usual.
 Invariant: the total of a mean is a float from the first number on, so its rounding
 depends only on the order of the numbers, which is that of offsets.
 Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed
@@ -66,7 +66,7 @@ _MEAN_ROW = Struct(">dq")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A known fold. Units: `windows` are size, advance and grace in milliseconds; None:
+    """A known fold. Units: `windows` are size, advance and grace in milliseconds, None
     without windows.
     """
 
@@ -76,8 +76,10 @@ class Fold:
 
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the stores that known folds write and no other node uses. `caching`:
-    whether the record cache is on.
+    """Return the known folds, by the name of their store; no other node uses these
+    stores.
+
+    `caching`: whether the record cache is on.
     """
     nodes = {node.name: node for node in part.nodes}
     held_back = frozenset[str]()
@@ -99,7 +101,7 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
 
 
 def known_kind(node: Aggregate) -> Kind | None:
-    """Return the kind of an aggregation, by its functions; None: they are unknown."""
+    """Return the kind of an aggregation, by its functions; None if they are unknown."""
     if node.aggregator is None:
         return "count"
     if node.aggregator is with_number:
@@ -113,11 +115,11 @@ def known_kind(node: Aggregate) -> Kind | None:
 
 
 def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
-    """Return the sinks that write the updates of a table unchanged; None: another node
-    receives them, too.
+    """Return the sinks that write the updates of a table unchanged; None if another
+    node receives the updates, too.
 
-    Each writes a topic of its own, so that the order of records in it is that of the
-    updates.
+    Each sink writes a topic of its own, so that the order of records in it is that of
+    the updates.
     """
     row_key = node.store.row_key or node.store.key
     found = list[Sink]()
@@ -150,7 +152,7 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 def _fold(node: Aggregate) -> Fold | None:
     """Return the known fold of an aggregation, by its functions, serdes and windows;
-    None: it is unknown.
+    None if it is unknown.
     """
     if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
         return None
@@ -199,8 +201,8 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
-    """Whether each record that reaches a node comes from one record of its task, while
-    that is the current one.
+    """Whether each record that reaches a node is the result of one record of its task,
+    forwarded while the task processes that record.
     """
     return all(
         isinstance(nodes[parent], RECORD_BY_RECORD)
@@ -217,9 +219,9 @@ def _may_follow(
 ) -> bool:
     """Whether the updates of a batch may be forwarded after its last record.
 
-    Their topics must have no other writer, whose records would come before them. And
-    none may fail, as a number beyond 64 bits does: the failure would belong to another
-    record. So it must be a count.
+    No other node may write to their topics: its records would come first. And no update
+    may fail: the error would be reported for another record. A sum fails beyond 64
+    bits, so only a count qualifies.
     """
     sinks = plain_sinks(node, nodes)
     if (
@@ -233,8 +235,8 @@ def _may_follow(
 
 
 def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that receive the updates of a table; for a mean, those that
-    receive its view's.
+    """Return the nodes that receive the updates of a table; for a mean, the nodes below
+    its view.
     """
     if known_kind(node) != "mean":
         return _children(node, nodes)
@@ -259,7 +261,7 @@ def with_number(
     number: float | None,
     row: MeanRow | None,
 ) -> MeanRow | None:
-    """Return the row with one more number."""
+    """Return the row of a mean with one more number."""
     if number is None:
         return row
     return (0.0 + number, 1) if row is None else (row[0] + number, row[1] + 1)
@@ -270,7 +272,7 @@ def of_both(
     one: MeanRow | None,
     other: MeanRow,
 ) -> MeanRow:
-    """Return the row of two sessions."""
+    """Return the row of a mean for two merged sessions."""
     return other if one is None else (one[0] + other[0], one[1] + other[1])
 
 

@@ -4,9 +4,9 @@ of topologies.
     edges -> ranks (longest path) -> lanes for edges that pass a rank -> order
     (barycentres) -> x (least squares)
 
-Invariant: no two vertices overlap, and every edge but those that close a cycle goes
-down. The same graph has the same
-picture: no number is drawn at random, and ties follow the given order of vertices.
+Invariant: no two vertices overlap, and every edge goes down, except those that close a
+cycle. The same graph has the same picture: no number is drawn at random, and ties
+follow the given order of vertices.
 Turned down: a layout engine (Graphviz is a program to install, and megabytes in a
 page).
 Source: Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system
@@ -130,7 +130,9 @@ def place(
 
 @dataclass(slots=True)
 class _Grid:
-    """Rows of vertices and lanes, in order."""
+    """The rows of a picture, from left to right: vertices, and lanes where edges pass a
+    row.
+    """
 
     sizes: dict[Vertex, Size]
     rows: list[list[Vertex]]
@@ -195,7 +197,7 @@ class _Grid:
         self.rows = best
 
     def down(self, gap: float) -> tuple[dict[Vertex, float], float]:
-        """Return the y of each vertex, and where the last row ends."""
+        """Return the y of each vertex, and the y at which the last row ends."""
         y: dict[Vertex, float] = {}
         top = 0.0
         for row in self.rows:
@@ -237,8 +239,8 @@ class _Grid:
         wanted: Callable[[Vertex], float],
         gap: float,
     ) -> list[float]:
-        """Return positions in this order, with gaps, at the least sum of squared
-        distances from the wanted ones.
+        """Return the x of each vertex of a row, with gaps and in order, as near as
+        possible to the wanted positions (least squares).
         """
         shift = 0.0
         shifts = []
@@ -284,7 +286,9 @@ class _Grid:
 
 
 def _downwards(vertices: Iterable[Vertex], edges: Iterable[Edge]) -> list[Edge]:
-    """Return the edges without loops; those that would close a cycle are turned round."""
+    """Return the edges without self-loops, with each edge reversed that would close a
+    cycle.
+    """
     children: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in vertices}
     for start, end in edges:
         if start != end:

@@ -34,8 +34,8 @@ class Node:
     name: str
     parents: tuple[str, ...] = ()
     sends_old: bool = False
-    """For a table: it forwards the old value with each update. `cut` sets it, from
-    `Graph.sending_old`.
+    """Whether a table forwards the old value with each update. `subtopologies.cut` sets
+    it, from `Graph.sending_old`.
     """
 
 
@@ -46,16 +46,16 @@ class Source(Node):
     Internal topics are repartition topics; in a `Topology` their names carry the
     application id.
 
-    With a `pattern`, `topics` are those that matched when the cluster's topics were
-    listed last; see `patterns`.
+    With a `pattern`, `topics` are the topics that matched it when the cluster's topics
+    were last listed; see `patterns`.
     """
 
     topics: tuple[str, ...]
     key: Serde[Any]
     value: Serde[Any]
     timestamp: Function | None = None
-    """`(records.TimestampedRecord) -> int | None`: None or a negative number drops the
-    record.
+    """The timestamp extractor, `(records.TimestampedRecord) -> int | None`. None or a
+    negative number drops the record.
     """
     internal: bool = False
     pattern: Pattern[str] | None = None
@@ -64,19 +64,20 @@ class Source(Node):
     not advance.
     """
     unordered: bool = False
-    """The records may be processed in any order, those of a key included: a share group
-    deals them (`unordered`).
+    """Whether a share group delivers the records (`order="none"`), so that they are
+    processed in any order, even records of one key.
     """
     reset: str | None = None
-    """Where the source begins without a position, see `offset_resets`; None: the
-    setting `auto.offset.reset`.
+    """Where the source begins if the group has no position, see `offset_resets`. None:
+    as the setting `auto.offset.reset` says.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(Node):
-    """Makes a source's records the updates of a table. `store` None: it has no name and
-    no operator looks it up.
+    """A table whose updates are the records of a source.
+
+    `store` is None if the table has no store name and no operator looks it up.
     """
 
     store: StoreSpec | None
@@ -115,10 +116,10 @@ class ApplyTo(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Node):
-    """Keeps the records for which `predicate(key, value)` is true, or with `negate`
-    false.
+    """Keeps the records for which `predicate(key, value)` is true; with `negate`, those
+    for which it is false.
 
-    A filtered table turns a row that fails into a tombstone.
+    A filtered table turns a row that does not pass into a tombstone.
     """
 
     predicate: Function
@@ -158,8 +159,8 @@ class AsyncMap(Node):
 
     @property
     def function(self) -> Function:
-        """The function that a call runs: `mapper`, to the end of the results that it
-        returns.
+        """The function that a call runs: `mapper`, or with `flat` a function that
+        returns all results of `mapper` as a list.
         """
         if not self.flat:
             return self.mapper
@@ -210,7 +211,9 @@ class Peek(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge(Node):
-    """Merges several streams into one, in no order between them."""
+    """Merges several streams into one, without an order between records of different
+    streams.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,9 +291,7 @@ RECORD_BY_RECORD = (
         DropNullKeys,
     ),
 )
-"""Nodes that forward records only while they process the record from which these
-result.
-"""
+"""Nodes that forward only results of the record that they process at that moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +312,7 @@ class Aggregate(Node):
     merger: Function | None = None
     """For sessions: `merger(key, one aggregate, another)`."""
     emit_on_close: bool = False
-    """Emit on close: each window is forwarded once, when it closes."""
+    """Whether each window is forwarded only once, when it closes."""
     cogrouped: bool = False
     """Whether the node is one of several aggregations that write into the store of a
     `CogroupMerge` below.
@@ -319,23 +320,24 @@ class Aggregate(Node):
 
     @property
     def drops_null_values(self) -> bool:
-        """Whether the node drops records with a null value. Windowed aggregations, but
-        for sliding ones, take them.
+        """Whether the node drops records with a null value, as aggregations without
+        windows or in sliding windows do.
         """
         return self.windows is None or isinstance(self.windows, SlidingWindows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTableJoin(Node):
-    """`joiner(value, table value)` for each stream record, with `left` also for records
-    without a match.
+    """A join of each stream record with the table's row of its key: `joiner(value,
+    table value)`.
 
-    With `with_key`, the joiner takes the key first. `parents` is (stream, table). The
-    table may be a view: `Filter` and `MapValues` nodes with `table=True` above which
-    another node has the store. `store` is that store; a lookup applies the nodes
-    between store and join from the top down. Keys are equal as bytes: both sides have
-    the same key serde. An inner join drops records without a key, a left join joins
-    them with None.
+    `parents` is (stream, table). With `with_key`, the joiner takes the key first. Both
+    sides have the same key serde, so equal keys are equal bytes. An inner join drops
+    records without a key or without a row; with `left`, they are joined with None.
+
+    The table may be a view: `Filter` and `MapValues` nodes with `table=True`, above
+    which another node has the store. `store` is that store; a lookup applies the nodes
+    between store and join from the top down.
     """
 
     store: StoreSpec
@@ -346,8 +348,8 @@ class StreamTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late(Node):
-    """Forwards the late records that its parent, a windowed aggregation or versioned
-    table, drops; not its updates.
+    """Forwards the late records that its parent drops, not the parent's updates. The
+    parent is a windowed aggregation or a versioned table.
     """
 
 
@@ -412,14 +414,14 @@ class SubTopology:
 
     @property
     def unordered(self) -> bool:
-        """Whether a share group deals its records, not the application's group: then it
-        has no tasks.
+        """Whether a share group delivers its records, instead of the application's
+        group. It then has no tasks.
         """
         return any(isinstance(node, Source) and node.unordered for node in self.nodes)
 
     @property
     def divisible(self) -> bool:
-        """Whether key ranges of a partition can be tasks."""
+        """Whether key ranges of a partition can be separate tasks."""
         return not self.across_keys and self.applies_to is None
 
 
@@ -485,7 +487,7 @@ class Structure:
 
     @property
     def unordered_topics(self) -> tuple[str, ...]:
-        """The topics whose records a share group deals."""
+        """The topics whose records a share group delivers."""
         return tuple(
             topic
             for part in self.subtopologies
@@ -506,7 +508,7 @@ class Structure:
 
     @property
     def dead_letter_topics(self) -> Mapping[str, str]:
-        """The topics of operators for records that they cannot process, by node."""
+        """The dead-letter topics that asynchronous operators name, by node."""
         nodes = [node for node in self.nodes if isinstance(node, Asynchronous)]
         return {
             node.name: topic

@@ -1,8 +1,8 @@
-"""Where a source begins in which the group has no position: `reset=` of the source,
-else `auto.offset.reset`.
+"""The offset reset: where a source begins if the group has no position in it. It is
+`reset=` of the source, else `auto.offset.reset`.
 
     earliest               at the first record that the topic still has
-    latest                 behind the last one
+    latest                 behind the last record
     by_duration:PT1H       at the first record that is not older than this, by the clock when the source begins
 
 Invariant: a reset has one form, so equal meanings are equal texts.
@@ -54,7 +54,7 @@ def parse_reset(value: object) -> str:
 
 
 def reset_of(value: OffsetReset | None, where: str) -> str | None:
-    """Return the reset of a source; None if it has none.
+    """Return the argument `reset=` in its normal form; None if it is None.
 
     Raises:
         TopologyError: the argument is no reset.
@@ -72,7 +72,9 @@ def reset_of(value: OffsetReset | None, where: str) -> str | None:
 
 
 def duration_ms_of(reset: str) -> int | None:
-    """Return how far before the present a reset begins; None: it has no duration."""
+    """Return how many milliseconds before the present a reset begins; None if it has no
+    duration.
+    """
     return (
         _milliseconds(reset.removeprefix(_BY_DURATION))
         if reset.startswith(_BY_DURATION)

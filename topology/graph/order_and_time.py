@@ -1,24 +1,25 @@
-"""Checks that a program needs no order and no stream time that its topics do not have.
+"""Checks that the operators of a program have the order and the stream time that they
+need.
 
-`order="none"`: a share group deals the records. The broker gives one to any member, in
-any order, and again after a failure. So nothing may depend on an earlier record: no
+`order="none"`: a share group delivers the records. The broker gives one to any member,
+in any order, and again after a failure. So nothing may depend on an earlier record: no
 store, no window, no table, no stream time.
 
 `idle_advance=` advances the time of a topic's own partitions. A repartition topic has
-partitions of its own, which no mark of the source reaches, and what waits behind it
-would wait for ever.
+partitions of its own, which no time mark of the source reaches. Windows behind it would
+wait for ever.
 
 Invariant: the results of a record without an order depend only on the record and on
 global tables.
-Invariant: windows that the user asked to be closed in silence are. Turned down:
+Invariant: if the user asked for windows to close in silence, they do. Turned down:
 processors without an order (they may keep state, and are scheduled by stream time), and
 topics by pattern (positions of a share group cannot be found again when a pattern
 changes). Turned down: the source's `idle_advance` for the topics below it. Such a topic
 is silent while the tasks that write it stand still, too (a restore, a rebalance):
 records that they have not read yet would be late, and the user did not say how long
-that may last. Turned down: marks that tasks pass on. A partition has records of all
-partitions above it and of all key ranges, so it is silent only if all of them are, also
-those that never had a record.
+that may last. Turned down: time marks that tasks pass on. A partition has records of
+all partitions above it and of all key ranges, so it is silent only if all of them are,
+also those that never had a record.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from coopstreams.topology.graph.nodes import (
 
 _ALLOWED = frozenset({*RECORD_BY_RECORD, AsyncMap, DynamicSink, Sink, StreamGlobalJoin})
 _TABLES = TableAggregate | ForeignKeyAnswer | ForeignKeyResult
-"""Tables behind topics that no `repartition()` can stand for."""
+"""Tables behind internal topics that a `repartition()` cannot replace."""
 
 
 def check_unordered(subtopology: SubTopology) -> None:
-    """Check that a sub-topology can do without an order, if a source of it says
+    """Check that no node of a sub-topology needs an order, if one of its sources says
     `order="none"`.
 
     Raises:
-        TopologyError: it cannot; names the node and the cure.
+        TopologyError: a node needs an order; the message names the node and the cure.
     """
     unordered = next(
         (
@@ -75,11 +76,12 @@ def check_unordered(subtopology: SubTopology) -> None:
 
 
 def check_silences(topology: Structure) -> None:
-    """Check that what waits for stream time is reached by the `idle_advance=` of some
-    source, if there is one above it.
+    """Check that `idle_advance=` of a source reaches the nodes below it that wait for
+    stream time.
 
     Raises:
-        TopologyError: it is not; names the node, the topic between them and the cure.
+        TopologyError: a repartition topic lies between; the message names the node, the
+        topic and the cure.
     """
     nodes = {node.name: node for node in topology.nodes}
     for node in nodes.values():
@@ -97,7 +99,7 @@ def check_silences(topology: Structure) -> None:
 
 
 def _needs_order(node: Node) -> str | None:
-    """Return why a node cannot do without an order, and the cure; None if it can."""
+    """Return why a node needs an order, and the cure; None if it needs none."""
     if isinstance(node, Source):
         if node.pattern is not None:
             return f'topics by pattern ("{node.pattern.pattern}") are read in order. Name the topics.'
@@ -136,7 +138,7 @@ def holds_results(node: Node) -> bool:
 
 
 def _sources(node: Node, nodes: Mapping[str, Node]) -> list[Source]:
-    """Return the sources from which a node has its time."""
+    """Return the sources from which a node gets its stream time."""
     found = {node.name: node}
     for name in (names := [node.name]):  # the list grows while it is read
         if not isinstance(found[name], _TABLES):
@@ -148,7 +150,7 @@ def _sources(node: Node, nodes: Mapping[str, Node]) -> list[Source]:
 
 def _idle_above(source: Source, nodes: Mapping[str, Node]) -> Source | None:
     """Return a source with `idle_advance=` from which the records of a repartition
-    topic come; None: there is none.
+    topic come; None if there is none.
     """
     for sink in nodes.values() if source.internal else ():
         if isinstance(sink, Sink) and sink.internal and sink.topic in source.topics:

@@ -1,8 +1,8 @@
 """The outline of a topology: its stores, repartition topics, sources and sinks by name,
 to compare two versions.
 
-It is read from the JSON of `describe("json")`, which a file or a topic of the cluster
-keeps.
+It is read from the JSON of `describe("json")`, which is kept in a file or in a topic of
+the cluster.
 
 Invariant: topologies that do the same with the same names have equal outlines. An
 outline leaves out functions, names of nodes, and the topics that match a pattern now.
@@ -25,7 +25,7 @@ from coopstreams.topology.json_text import read_long
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store.
+    """A store in an outline.
 
     Shape: `reads` are the topics that its rows come from, internal topics included;
     `changelog` is the changelog topic, which may be the source topic itself, or None.
@@ -61,25 +61,27 @@ class Store:
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
     asked: str | None = None
-    """The serde of the left rows of a foreign-key join, whose hash its subscribers
-    have. None: no such store, or an earlier description.
+    """The serde of the left rows of a foreign-key join, for the store of its
+    subscriptions. None: another store, or an earlier description.
     """
     asked_schemas: tuple[Any, ...] = ()
     computed: bool = False
-    """Whether these rows are in no store."""
+    """Whether the left rows of that join are in no store."""
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
     """The stores that its rows are made from. Not compared: descriptions by earlier
     versions of coopstreams lack it.
     """
 
     twin: str = field(default="", compare=False)
-    """Of a stream's join with itself, the store that has the same rows, and may be kept
-    alone. Empty: none.
+    """For the right side of a stream's join with itself: the store of the left side,
+    which has the same rows and may be kept alone. Empty: none.
     """
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Equal for two stores that hold the same rows under different names."""
+        """The fields that are equal in two stores that hold the same rows under
+        different names.
+        """
         return (
             self.kind,
             self.key,
@@ -92,11 +94,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class RepartitionOutline:
-    """A repartition topic.
+    """A repartition topic in an outline.
 
     Shape: `reads` are the topics that its records come from; `feeds` are the stores and
     topics that come from it, with an empty name for an external sink and for topics
-    that a function chooses. Calls, as of `foreach`, are not seen.
+    that a function chooses. Side effects, as of `foreach`, are not included.
     """
 
     name: str
@@ -111,7 +113,7 @@ class RepartitionOutline:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A version of a topology.
+    """The outline of one version of a topology.
 
     Shape: mappings are by name; `sources` are the topics and patterns that are read,
     without repartition topics; `patterns` have the flags of each, as of `re`.
@@ -125,10 +127,10 @@ class Outline:
     sinks: frozenset[str]
     global_topics: frozenset[str]
     unordered: frozenset[str] = frozenset()
-    """The sources whose records a share group deals."""
+    """The sources whose records a share group delivers."""
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By store, the partition counts of the topics that cut its rows, as far as known:
-    see `partitions.unchecked`.
+    """For each store of `partitions.unchecked`, the partition counts of the topics that
+    divide its rows, as far as known.
     """
 
     def reads(self, topic: str) -> bool:
@@ -147,8 +149,8 @@ class Outline:
         other: Outline,
         others: Iterable[str],
     ) -> bool:
-        """Return whether two versions may read a common topic; two different patterns
-        may always match a common one.
+        """Return whether two versions may read a common topic. Two patterns always may:
+        some topic can match both.
         """
         pairs = (
             (one, another)
@@ -229,7 +231,7 @@ def _sources(
     nodes: Iterable[Mapping[str, Any]],
     internal: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return the fields of an outline that its sources say."""
+    """Return the fields of an outline that follow from its source nodes."""
     sources = [node for node in nodes if "topics" in node]
     patterns = {
         node["pattern"]: node.get("flags", 0) for node in sources if "pattern" in node
@@ -252,7 +254,7 @@ def _named_topics(sources: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def _twins(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the stores of the right sides of joins of a stream with itself, each with
-    that of the left side.
+    the store of the left side.
     """
     joins = (
         node
@@ -335,7 +337,7 @@ def _of_ids(
     name: str,
     schemas: Mapping[str, Any],
 ) -> tuple[Any, ...]:
-    """Return the schemas whose ids a store or a source has under a name; an earlier
-    version may have written none.
+    """Return the schemas whose ids the field `name` of a store or source has; none if
+    an earlier version wrote no such field.
     """
     return tuple(schemas[id_] for id_ in drawn.get(name, ()))

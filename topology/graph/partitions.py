@@ -1,9 +1,9 @@
-"""The partition counts of all topics, given those of the source topics.
+"""Computes the partition counts of all topics from those of the source topics.
 
 A repartition topic takes the largest count of the topics upstream, with two exceptions:
 the user gives it a count, or a join reads it beside other topics. Co-partitioned topics
-must have equal counts, so internal ones take the count of the existing ones. A
-changelog has one partition for each partition of its sub-topology.
+must have equal counts, so internal topics take the count of existing ones. A changelog
+has one partition for each partition of its sub-topology.
 
 Invariant: the result is a function of the topology and the counts; an existing internal
 topic with another count is an error.
@@ -38,8 +38,8 @@ _ANY_SIZE = {"retention.bytes": "-1"}
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """An internal topic as the topology needs it. `exists`: the cluster has it already,
-    with this partition count.
+    """An internal topic as the topology needs it. `exists`: whether the cluster already
+    has it, with this partition count.
     """
 
     name: str
@@ -50,16 +50,17 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTopics:
-    """The result of `check_partitions`.
+    """The partition counts of all topics, as `check_partitions` returns them.
 
     Shape: `partitions` has every topic that is read and every internal topic;
     `tasks[i]` is the number of partitions of sub-topology i. While no topic matches a
     pattern, the counts of its sub-topology and of all internal topics that follow from
-    it are 0, and these are not created. `orphans` are existing topics that look like
-    internal topics of this application but are not in this topology. Another version of
-    the program (in which a generated name had another number) left them and their state
-    behind, or they belong to an application whose id begins with this one's and a '-'.
-    So they are a reason to warn, not to stop.
+    it are 0, and these internal topics are not created.
+
+    `orphans` are existing topics that look like internal topics of this application but
+    are not in this topology. Another version of the program left them behind with their
+    state, or they belong to an application whose id begins with this id and a '-'. So
+    they are a reason to warn, not to stop.
     """
 
     partitions: Mapping[str, int]
@@ -130,12 +131,12 @@ def _orphans(topology: Topology, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
-    """Return the stores whose partitions no changelog of their own fixes, each with the
-    topics that cut its rows.
+    """Return the stores that have no changelog of their own, each with the topics whose
+    partitions divide its rows.
 
-    They have no changelog, or are restored from their topic. Where such a topic gets
-    partitions, no internal topic stops to fit, but keys are in other partitions than
-    their rows.
+    Such a store has no changelog at all, or is restored from its source topic. If the
+    source topic gets more partitions, no internal topic with the old count prevents a
+    start, but keys are then in other partitions than their rows.
     """
     internal = {topic.name for topic in topology.internal_topics}
     return {
@@ -155,11 +156,11 @@ def grown(
     before: Mapping[str, int],
     counts: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return the source and repartition topics that have got partitions since an
-    application looked, each with what follows, in words.
+    """Return the source and repartition topics with more partitions than before, each
+    with a text that says what follows.
 
-    `before`: the partition counts by which it runs. Topics that a share group deals are
-    not among them: the brokers deal their new partitions too.
+    `before`: the partition counts with which the application runs. Topics that a share
+    group reads are left out: the brokers assign their new partitions too.
     """
     more = _with_more_partitions(topology, before, counts)
     if not more:
@@ -242,8 +243,9 @@ def topic_config(
     """Return the topic settings with which an internal topic is created.
 
     `additional_retention_ms`: how much longer than its store a window changelog keeps
-    records. The broker counts from their timestamps, by its own clock. None is deleted
-    because of its size: that would follow from the brokers' `log.retention.bytes`.
+    records. The broker counts from their timestamps, by its own clock. No record is
+    deleted because of the topic's size, whatever the brokers' `log.retention.bytes`
+    says.
     """
     if topic.kind == "repartition":
         policy = {
@@ -287,7 +289,10 @@ def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The partition counts that are given, and what the others follow from."""
+    """The given partition counts, and the topics from which other counts follow.
+
+    `beside`: for each co-partitioned topic, the topics that must have the same count.
+    """
 
     fixed: Mapping[str, int]
     repartitions: Mapping[str, InternalTopic]

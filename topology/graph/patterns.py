@@ -1,12 +1,12 @@
-"""Sources by pattern: such a source reads every topic whose whole name matches,
+"""Sources by pattern: a source that reads every topic whose whole name matches,
 including topics created later.
 
 Only the cluster knows these topics, so a topology has none for such a source when it is
 built. `matched` fills them in whenever the topics of the cluster have been listed, and
 recomputes everything that follows from them (internal topics, co-partitioned topics).
 
-Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version
-of this application, with the record of its last version, and the marks of its
+Invariant: internal topics never match. These are Kafka's (`__…`), those of any version
+of this application, the topic that records its last version, and the marks of its
 backfills. Turned down: an error when nothing matches. As in Kafka Streams, the
 application waits: a matching topic may be created later.
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
@@ -59,8 +59,8 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
 
 
 def matchable(topology: Topology, names: Iterable[str]) -> list[str]:
-    """Return the topics that a pattern may match, in the order of their names: all but
-    internal ones.
+    """Return the topics that a pattern may match, sorted by name: all except internal
+    topics.
     """
     names = sorted(names)
     application = topology.application_id

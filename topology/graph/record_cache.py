@@ -19,8 +19,8 @@ from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 
 
 def uncached(nodes: Sequence[Node]) -> frozenset[str]:
-    """Return the names of the uncached tables: not `cached` by their store, versioned,
-    or joined with such a table.
+    """Return the names of the uncached tables: their store is not `cached`, or they are
+    versioned, or they are joined with an uncached table.
     """
     by_name = {node.name: node for node in nodes}
     found = {node.name for node in nodes if _tells_at_once(node)}

@@ -1,5 +1,5 @@
-"""From the graph of a builder to a `Topology`: cuts it into sub-topologies, and names
-and collects internal topics.
+"""Makes a `Topology` from the graph of a builder: cuts the graph into sub-topologies,
+and names and collects the internal topics.
 
 A sub-topology is a connected component of the graph. A repartition topic is a sink and
 a source without an edge between them, so it separates sub-topologies. They are numbered
@@ -98,8 +98,10 @@ def assembled(
     given: Mapping[str, int | None],
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
-    """Return the topology of these connected components. `given`: the user's partition
-    counts by repartition topic.
+    """Return the topology of some connected components.
+
+    `given`: the partition count of each repartition topic, None unless the user gave
+    one.
     """
     subtopologies = tuple(
         _subtopology(number, component) for number, component in enumerate(components)
@@ -138,9 +140,10 @@ def _resolved(node: Node, graph: Graph) -> Node:
 
 
 def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
-    """Return the nodes without those that drop null keys before a repartition topic
-    above a left or outer stream join: such a join takes records without a key, and they
-    advance its time.
+    """Return the nodes without the `DropNullKeys` nodes above a left or outer join of a
+    stream.
+
+    Such a join takes records without a key, and they advance its stream time.
 
     Source: Kafka Streams `NodesWithRelaxedNullKeyJoinDownstream`.
     """
@@ -161,7 +164,9 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
 
 
 def _above_null_key_joins(nodes: list[Node]) -> set[str]:
-    """Return the names of the nodes above such a join, and the internal topics between."""
+    """Return the names of the nodes above a join that takes records without a key, and
+    of the internal topics between them.
+    """
     above: set[str] = set()
     for node in reversed(nodes):
         leads = node.name in above or _joins_null_keys(node)
@@ -332,15 +337,15 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
 def before_windows(
     subtopologies: Iterable[SubTopology],
 ) -> Mapping[int, frozenset[str]]:
-    """Return the sub-topologies that write, through others or not, to one with windows
-    or other rows that expire.
+    """Return the sub-topologies whose records reach windows or other rows that expire,
+    directly or through other sub-topologies.
 
-    If their partitions were cut by key range, tasks would read them at different
-    speeds, in a backlog by hours of records. The one that is ahead would move the
-    stream time of the windows, and records of the others would be late. Timed topics
-    are no such topics: what is late behind them does not depend on speeds.
+    Tasks of key ranges of one partition would read it at different speeds; in a backlog
+    they are hours of records apart. The task that is ahead would advance the stream
+    time of the windows, and the records of the tasks behind would be late. Timed topics
+    are left out: which records are late behind them does not depend on speeds.
 
-    Shape: by number, with the names of the stores.
+    Shape: number of the sub-topology to the names of the stores with rows that expire.
     """
     parts = list(subtopologies)
     timed = timed_topics(parts)
@@ -386,8 +391,10 @@ def _written(nodes: Iterable[Node]) -> set[str]:
 
 
 def _expiring(part: SubTopology, fed: Mapping[str, Node]) -> frozenset[str]:
-    """Return the stores whose rows expire in the stream time of these nodes; that of a
-    processor is its task's.
+    """Return the names of the stores whose rows expire in the stream time of the nodes
+    `fed`.
+
+    Stores of processors are always included: their stream time is that of the task.
     """
     nodes = [
         node for node in part.nodes if node.name in fed or isinstance(node, Processing)

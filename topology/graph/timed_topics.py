@@ -2,13 +2,13 @@
 marks to them.
 
 Behind a repartition topic, records of several partitions and key ranges meet, which
-their tasks read at different speeds. So what the newest record says about time would
-depend on who reads faster. On a timed topic each record has a *birth*, the stream time
+their tasks read at different speeds. So the time of the newest record would depend on
+which task reads faster. On a timed topic each record has a *birth*, the stream time
 that its own source partition had when it was read, and each writer tells by *marks* how
 far it has come. A record is late by its birth; windows close by the *clock*, the least
 of all marks. Both are functions of the source topics alone.
 
-A topic is timed where the whole way from the source topics to the windows can say so:
+A topic is timed if both its readers and its writers allow it:
 
 * its readers are tumbling and hopping windows, with or without `suppress` and
   `emit_on_close`, behind nodes that take record by record; or nodes that write to
@@ -16,10 +16,11 @@ A topic is timed where the whole way from the source topics to the windows can s
 * its writers take record by record from topics of the user, or from one timed topic.
 
 All other windows behind a repartition topic keep the time of the newest record, and the
-partitions in front of them are not cut (`subtopologies.before_windows`): sliding windows
-and sessions (what a record meets there depends on what came before it, not only on its
-birth), windows of the user, stream joins (who finds no match must wait for the other's
-births), rows with a time to live, several topics in one reader.
+partitions in front of them are not cut (`subtopologies.before_windows`). These are
+sliding windows and sessions (what a record meets there depends on what came before it,
+not only on its birth), windows of the user, stream joins (a record without a match
+would have to wait for the births of the other side), rows with a time to live, and
+several topics in one reader.
 """
 
 from __future__ import annotations
@@ -62,9 +63,7 @@ _READERS = (
 
 
 def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
-    """Return the repartition topics, among those of these sub-topologies, that carry
-    time.
-    """
+    """Return the timed topics among the repartition topics of these sub-topologies."""
     parts = list(parts)
     timed = {part.topics[0] for part in parts if _may_follow_a_clock(part)}
     while True:
@@ -77,7 +76,7 @@ def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
 
 
 def writers_of(parts: Sequence[SubTopology], tasks: Sequence[int]) -> dict[str, int]:
-    """Return each timed topic, with the number of its writers' source partitions.
+    """Return, for each timed topic, the number of source partitions of its writers.
 
     `tasks`: the number of partitions of each sub-topology.
     """
@@ -101,7 +100,9 @@ def _is_timed(
 
 
 def _may_follow_a_clock(part: SubTopology) -> bool:
-    """Whether all times of a sub-topology may be the clock of its one topic."""
+    """Whether the nodes of a sub-topology can take the clock of its one topic as their
+    time.
+    """
     sources = [node for node in part.nodes if isinstance(node, Source)]
     if len(part.topics) > 1 or not all(
         source.internal and source.idle_ms is None for source in sources
@@ -135,7 +136,7 @@ def _may_write(
     topic: str,
     timed: set[str],
 ) -> bool:
-    """Whether a sub-topology knows the births of what it writes to a topic."""
+    """Whether a sub-topology knows the births of the records that it writes to a topic."""
     sources = [node for node in part.nodes if isinstance(node, Source)]
     if any(source.unordered for source in sources):
         return False
