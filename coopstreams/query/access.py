@@ -1,4 +1,5 @@
-"""Access control of the HTTP interface: bearer tokens for two roles.
+"""Access control of the HTTP interface: bearer tokens for two roles, and a check of the
+header `Host` where no token is needed.
 
     read       the state: stores, keys, ranges, and where a key lies
     operate    status, metrics and the topology; pause and resume, which always need a token
@@ -6,15 +7,15 @@
                says the reasons in words to the role `operate` only: an error that they
                name may quote a record
 
-A role may have several tokens, and all are accepted. Instances send each other all of
-theirs, so a token is replaced without a refusal: first `old,new` on one instance after
-the other, then `new`.
+A role may have several tokens, and each of them is accepted. An instance sends all its
+tokens of a role to the other instances. So a token is replaced without a refused
+request: first set `old,new` on one instance after the other, then `new`.
 
-Invariant: with any token set, no path beyond these is answered without one. Without
-any, requests that change something are refused: a web page can have the browser send
-such a request to an address on this host, but not with a token. What it could read that
-way is refused by its `Host` (`hosts`). Turned down: user names and groups (a proxy in
-front does that, and has one token).
+Invariant: if any token is set, every path of the two roles needs one. If none is set,
+requests that change something are refused: a web page can make the browser send a
+request to an address on this host, though not with a token. A read by such a page is
+refused by its `Host` (`hosts`).
+Turned down: user names and groups (a proxy in front has them, and one token).
 Source: RFC 6750.
 """
 
@@ -35,10 +36,11 @@ Role: TypeAlias = Literal["read", "operate"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens of each role (none: no token needed), the certificates (None: no TLS),
-    and the names of the server.
+    """The access rules of a query server: the tokens of each role, its certificates,
+    and the host names that it accepts.
 
-    `names`: those of the setting; `hosts`: all by which it is asked, None: any.
+    Shape: no tokens: no request needs one; `certificates` None: no TLS; `names`: the
+    setting `http.allowed.hosts`; `hosts`: all accepted names, None: any name.
     """
 
     tokens: Mapping[Role, Sequence[str]] = field(default_factory=dict)
@@ -67,8 +69,8 @@ class Access:
         return Access(tokens, certificates, names)
 
     def known_as(self, url: str) -> Access:
-        """Return the same for a server that announces this URL: who needs neither token
-        nor TLS must know its name.
+        """Return these rules for a server that announces this URL. If they need neither
+        a token nor TLS, the result accepts only known host names.
         """
         if self.tokens or self.certificates is not None:
             return self
@@ -82,13 +84,15 @@ class Access:
         *,
         changes: bool = False,
     ) -> None:
-        """Check that a request with these headers has the role. `changes`: it changes
-        something.
+        """Raise an error unless a request with these headers has the role.
+
+        `changes`: the request changes the instance, so it needs a token in any case.
 
         Raises:
-            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the
-                token of the other role; UNKNOWN_HOST: no token is needed, and the
-                server is called by a name that may be of a web page.
+            QueryError: UNAUTHORIZED: no token, or an unknown one; FORBIDDEN: the token
+                of the other role, or a change while no token is set; UNKNOWN_HOST: no
+                token is set, and the name in the header `Host` may be that of a web
+                page.
         """
         if role is None:
             return
@@ -127,7 +131,7 @@ class Access:
         authorization: str | None,
         host: str | None,
     ) -> bool:
-        """Whether a request with these headers has the role."""
+        """Return whether a request with these headers has the role."""
         try:
             self.check(role, authorization, host)
         except QueryError:
@@ -144,7 +148,9 @@ class Access:
         )
 
     def exposed(self, host: str) -> str:
-        """Return what a server on this host exposes without a token; empty: nothing."""
+        """Return a warning of what a server that listens on this host exposes; empty:
+        nothing.
+        """
         if host == "::1" or host.startswith("127."):
             return ""
         if not self.tokens and not (
@@ -157,7 +163,7 @@ class Access:
 
 
 def role_of(path: str) -> Role | None:
-    """Return the role that a path needs; None: it is open."""
+    """Return the role that a path needs; None: it needs no token."""
     if path.startswith(("/v1/stores", "/v1/metadata")):
         return "read"
     return (
@@ -193,8 +199,10 @@ def unknown_host(host: str) -> QueryError:
 
 
 def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
-    """Compare in constant time: the duration must not reveal how much of a guess is
-    right.
+    """Return whether a given token is among the tokens.
+
+    The comparison takes constant time: its duration must not reveal how much of a guess
+    is right.
     """
     return any(
         hmac.compare_digest(one.encode(), token.encode())

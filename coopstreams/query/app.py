@@ -1,7 +1,7 @@
-"""The HTTP routes, and the one place where errors become responses.
+"""The HTTP routes of an instance, and the one place where errors become responses.
 
-Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a
-file of the page), every error has the form of `problems`, and every request is counted.
+Invariant: every response is JSON, NDJSON, server-sent events, Prometheus' text, or a
+file of the page. Every error has the form of `problems`, and every request is counted.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ log = logging.getLogger(__name__)
 
 NDJSON = "application/x-ndjson"
 WITHHELD = "send the token http.token.operate to read it"
-"""The message of each reason of health to a request without the token: it may quote a
-record.
+"""The message that replaces each reason of health if the request has no token: the
+reason may quote a record.
 """
 PIECE = 1 << 16
-"""The bytes that are sent at a time: a client may be slow, but reads so much within
-`read_s`.
+"""The bytes of a response that are sent at a time. A slow client has to read this many
+within `read_s`.
 """
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class QueryApp:
-    """The routes of one instance."""
+    """The HTTP routes of one instance, as a Starlette application."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class QueryApp:
         return app
 
     def answers(self) -> dict[str, Answer]:
-        """Return the handler of each path of the interface for programs."""
+        """Return the handler of each GET path, without the files of the page."""
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
@@ -138,7 +138,7 @@ class QueryApp:
         }
 
     def changes(self) -> dict[str, Answer]:
-        """Return the handler of each path that changes the instance."""
+        """Return the handler of each POST path; each one changes the instance."""
         return {
             "/v1/pause": partial(self._pause, paused=True),
             "/v1/resume": partial(self._pause, paused=False),
@@ -234,8 +234,8 @@ class QueryApp:
         total: int | None,
         asked: Asked,
     ) -> AsyncIterator[bytes]:
-        """Yield a line for each entry, page by page. The last line has `cursor` and
-        `count`, or an error.
+        """Yield a line of JSON for each entry, page by page. The last line has `cursor`
+        and `count`, or an error.
         """
         count = 0
         cursor: str | None = None
@@ -276,8 +276,8 @@ class QueryApp:
         )
 
     async def end(self) -> None:
-        """End the streams of the status: a server that stops would wait for them. What
-        it cancels then is answered.
+        """End the streams of the status, which a stopping server would wait for. From
+        now on a cancelled request is answered with TASK_MOVING.
         """
         self.gate.ended = True
         await self._feed.close()
@@ -336,8 +336,8 @@ class QueryApp:
         return how_asked(parameters, forwarded=_forwarded(request))
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
-        """Return an endpoint: checks the token, limits the time, turns errors into
-        responses, counts requests.
+        """Return the endpoint of a path: it checks the token, limits the time, turns
+        errors into responses, and counts requests.
         """
         gate = self.gate
         route = path.replace(":path", "")
@@ -367,7 +367,9 @@ class QueryApp:
         role: Role | None,
         answer: Answer,
     ) -> Response:
-        """Return the answer to a request, if it may have one."""
+        """Return the answer to a request after the checks of its token and of its
+        forwarding, once the CPU budget allows.
+        """
         self.gate.access.check(
             role,
             request.headers.get("authorization"),
@@ -401,11 +403,11 @@ class QueryApp:
 
 
 class MountedApp:
-    """An ASGI app with the routes of an instance, in a program's own server:
+    """An ASGI app with the routes of an instance, for a web server of the user's:
     `web.mount("/state", streams.asgi())`.
 
-    Starlette does not run the lifespan of an app that is mounted, so the instance does:
-    the routes answer while it runs, and otherwise with 503 `TASK_MOVING`.
+    Starlette does not run the lifespan of a mounted app, so the instance runs it. While
+    the instance does not run, the routes answer 503 `TASK_MOVING`.
     """
 
     def __init__(self) -> None:
@@ -413,7 +415,7 @@ class MountedApp:
 
     @asynccontextmanager
     async def serving(self, app: QueryApp) -> AsyncIterator[None]:
-        """Answer during the block, on the event loop of the block."""
+        """Answer requests during the block, on the event loop that runs the block."""
         routes = app.starlette()
         async with routes.router.lifespan_context(routes):
             self._routes = routes
@@ -428,7 +430,11 @@ class MountedApp:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Answer a request."""
+        """Answer a request.
+
+        Raises:
+            ValueError: the request is not HTTP: this app was not mounted.
+        """
         if scope["type"] != "http":
             raise ValueError(
                 f"the query routes answer http, not {scope['type']}: mount them in an app"
@@ -467,7 +473,7 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
 
 
 class _Answer(Response):
-    """A response that is sent piece by piece."""
+    """A response whose body is sent in pieces of `PIECE` bytes."""
 
     async def __call__(
         self,
@@ -498,7 +504,7 @@ def _failure(error: QueryError) -> Response:
 
 
 def _forwarded(request: Request) -> bool:
-    """Whether another instance has sent a request on."""
+    """Return whether another instance has forwarded this request."""
     return request.headers.get(FORWARDED) == "1"
 
 

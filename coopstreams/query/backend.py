@@ -1,14 +1,15 @@
-"""`Backend`, the interface between the query server and the instance that it serves.
-The runtime implements it.
+"""`Backend`, the interface between the query server and its instance. The runtime
+implements it.
 
-Everything here is a value except the open view, which keeps a database open for the
+All results are values, except an open view, which keeps a database open for the
 duration of one read.
 
 Invariant: an open view reads committed state of its whole key range. `owned()` is true
 if and only if no other instance can have owned the range since the view was opened. An
 instance that cannot be sure of its membership (no heartbeat answered within the session
-time-out) owns nothing. Turned down: returning stores and letting reads fail with
-exceptions (Kafka Streams' users write retry loops around it).
+time-out) owns nothing.
+Turned down: returning stores and letting reads fail with exceptions (Kafka Streams'
+users write retry loops around it).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
 _LONGEST_URL = 2000
-"""The most characters of the address of a member: paths follow."""
+"""The most characters in the URL of a member, to which paths are appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of a versioned store: its length, counted back from the latest stream
-    time of these topics.
+    """How far back a versioned store keeps versions: `history_ms` before the latest
+    stream time of `topics`.
     """
 
     topics: tuple[str, ...]
@@ -43,13 +44,13 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """A store as a whole, over all instances.
+    """A store of the topology, over all instances.
 
-    Shape: `partitions` are those of the sub-topology that keeps it; a global table is
-    kept by no sub-topology (None), and `partitions` are those of its topic. `row_key`
-    is the serde of stored keys where they have a window; `window_ms` the length of all
-    windows, None if they differ. `value` is the serde of one value: of one version in a
-    versioned store.
+    Shape: `partitions` are those of the sub-topology. A global table has no
+    sub-topology (None); its `partitions` are those of its topic. `row_key` is the serde
+    of stored keys with their window, None without windows. `window_ms` is None if
+    windows differ in length. `value` is the serde of one value; in a versioned store,
+    of one version's.
     """
 
     name: str
@@ -62,27 +63,27 @@ class StoreInfo:
     row_key: Serde[Windowed[Any]] | None = None
     history: History | None = None
     headers: bool = False
-    """Whether its rows have headers, in front of their values."""
+    """Whether a row has the headers of its record in front of its value."""
     misplaced: tuple[str, ...] = ()
-    """The topics above it of which this instance saw records in other partitions than
-    murmur2 gives their keys.
+    """The topics of its sub-topology in which this instance saw records outside the
+    partitions that murmur2 gives their keys.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the group. `url` (no slash at the end) is None if it serves no
-    queries, or its address is not known yet.
+    """A member of the group. `url` (no slash at the end) is None if the member serves
+    no queries, or if its address is unknown or not accepted.
 
-    `id` names one life of one process: after a restart an instance has another id, so
-    it is not mistaken for the previous one.
+    `id` names one run of one process: after a restart an instance has another id, so it
+    is not mistaken for the previous one.
     """
 
     id: str
     url: str | None
     tasks: tuple[TaskId, ...]
     unasked: str = "serves no queries (yet)"
-    """Why it is not asked, if it has no `url`."""
+    """Why the member is not asked, if it has no `url`."""
 
 
 def peer_of(
@@ -92,11 +93,11 @@ def peer_of(
     *,
     https: bool,
 ) -> Peer:
-    """Return a member; without its address if it may not be asked there, and with the
-    reason.
+    """Return a member. If requests must not go to the address that it announces, the
+    result has the reason instead of a URL.
 
-    Whoever may join the group is a member, and gets this instance's tokens at the
-    address that it announces: what can be seen of an address is checked once, here.
+    Whoever may join the group gets this instance's tokens at the address that it
+    announces. So the form of an address is checked here, once for all requests.
     `https`: this instance has certificates, and sends nothing in clear text.
     """
     if announced is None:
@@ -108,7 +109,7 @@ def peer_of(
 
 
 def _problem(address: str, https: bool) -> str:
-    """Return why nothing is sent to an address; empty: it is accepted."""
+    """Return why no request is sent to an address; empty: it is accepted."""
     if https and address.startswith("http://"):
         return (
             "this instance has certificates, and would send its token there in clear text. Give all instances "
@@ -157,43 +158,43 @@ class Placement:
 
 class OpenView(Protocol):
     """A store of one local task, open for reading. As a context manager it keeps the
-    database open.
+    database open until the block ends.
     """
 
     @property
     def task(self) -> TaskId:
-        """The task; the view covers its key range."""
+        """The task that has the store; the view covers its key range."""
         ...
 
     @property
     def epoch(self) -> int:
-        """The ownership's epoch: it changes when the task is lost or moved, even if the
-        task comes back.
+        """The epoch of the ownership: it changes when the task is lost or moved, even
+        if the task comes back.
         """
         ...
 
     @property
     def lag(self) -> int | None:
-        """Records between the committed positions and the ends of the task's topics;
-        None: not known yet.
+        """The records between the committed positions and the ends of the task's
+        topics; None: not known yet.
         """
         ...
 
     @property
     def store(self) -> KeyRangeView:
-        """The committed state. Reads block on the disk."""
+        """The committed state of the key range. Reads block on the disk."""
         ...
 
     @property
     def past(self) -> KeyRangeView | None:
-        """The committed versions before the latest, by their ends; None: the store
-        keeps none.
+        """The committed versions that have ended, keyed by their ends; None: the store
+        keeps no history.
         """
         ...
 
     def stream_time(self, topic: str) -> int:
-        """Return the stream time of a topic of the task, at least that of the state
-        read before.
+        """Return the stream time of one of the task's topics. State that was read
+        earlier is not newer.
         """
         ...
 
@@ -209,15 +210,15 @@ class OpenView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """Why a key range cannot be read here now, in words."""
+    """The reason, in words, why this instance cannot read a key range now."""
 
     message: str
     retry_after_ms: int = 200
 
 
 class Backend(Protocol):
-    """An instance, as its query server sees it. Thread-safe. All calls return at once;
-    only reads of a view block.
+    """An instance, as its query server sees it. Thread-safe. Only reads of a view
+    block; all other calls return at once.
     """
 
     @property
@@ -227,7 +228,7 @@ class Backend(Protocol):
 
     @property
     def topology(self) -> Structure:
-        """The program that runs, with the topics that its patterns match now."""
+        """The running topology, with the topics that its patterns match now."""
         ...
 
     def stores(self) -> Mapping[str, StoreInfo]:
@@ -270,8 +271,8 @@ class Backend(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Return whether records wait to be processed, or to be fetched, so that
-        queries cost the processing.
+        """Return whether records wait to be fetched or processed, so that queries slow
+        the processing down.
         """
         ...
 

@@ -32,11 +32,11 @@ def stores_of(
     partitions: Mapping[str, int],
     misplaced: Collection[str] = (),
 ) -> dict[str, StoreInfo]:
-    """Return the stores by name. `tasks` are the partitions of each sub-topology,
-    `partitions` those of each topic.
+    """Return the stores that can be queried, by name.
 
-    `misplaced`: topics whose records are in other partitions than those that murmur2
-    gives their keys.
+    `tasks`: the partition count of each sub-topology; `partitions`: that of each topic;
+    `misplaced`: topics with records outside the partitions that murmur2 gives their
+    keys.
     """
     found = {
         spec.name: replace(

@@ -1,13 +1,13 @@
-"""TLS of the query server, and of requests to it: PEM files that may be renewed while
-both are in use.
+"""The TLS contexts of the query server and of its requests to other instances. The PEM
+files behind them may be renewed while they are in use.
 
-An instance shows one certificate both as a server and, if others ask for it (mutual
-TLS), as a client of theirs.
+An instance shows the same certificate as a server and, if other instances demand one
+(mutual TLS), as a client.
 
 Invariant: files that cannot be used never replace those that are in use.
-Invariant: an authority that is no longer in its file is no longer trusted. Turned down:
-reading the files into the context that is in use (OpenSSL adds authorities to it, and
-takes none away).
+Invariant: an authority that is no longer in its file is no longer trusted.
+Turned down: reading the files into the context that is in use (OpenSSL adds authorities
+to it, and removes none).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 from coopstreams.topology.errors import ConfigError
 
 CHECK_EVERY_S = 30.0
-"""How often the files are looked at."""
+"""The time between two checks whether the files have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A certificate with its chain, its key, and the authorities that check the other
-    side's certificate.
+    """The paths of PEM files: a certificate with its chain, its key, and the
+    authorities that check the other side's certificate.
 
-    Shape: None: no certificate; the key is in the certificate's file; the system's
-    authorities.
+    Shape: `certificate` None: no certificate; `key` None: it is in the certificate's
+    file; `authorities` None: those of the system.
     """
 
     certificate: str | None
@@ -45,11 +45,11 @@ class Files:
         return Files(*(settings[f"http.ssl.{name}"] for name in names))
 
     def into(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        """Read the files into a context; return it.
+        """Load the files into a context; return the context.
 
         Raises:
             ConfigError: a file is missing, is no PEM, or key and certificate do not
-            belong together.
+                belong together.
         """
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -70,7 +70,7 @@ class Files:
 
     def client(self) -> ssl.SSLContext:
         """Return the context of a client: it checks the server's certificate and name,
-        and shows its own, if any.
+        and shows the certificate of these files, if they have one.
 
         Raises:
             ConfigError: as `into`.
@@ -78,8 +78,8 @@ class Files:
         return self.into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def server(self, *, clients_show: bool) -> ssl.SSLContext:
-        """Return the context of a server. With `clients_show`, clients need a
-        certificate of the authorities.
+        """Return the context of a server. With `clients_show`, a client has to show a
+        certificate that the authorities have signed.
 
         Raises:
             ConfigError: as `into`.
@@ -90,7 +90,9 @@ class Files:
         return self.into(context)
 
     def stamps(self) -> list[tuple[int, int] | None]:
-        """Return when each file was changed; None for one that is not there."""
+        """Return the modification time (ns) and the inode of each file; None for a
+        missing file.
+        """
         stamps: list[tuple[int, int] | None] = []
         for name in filter(None, (self.certificate, self.key, self.authorities)):
             try:
@@ -109,13 +111,13 @@ def trusting_the_system() -> ssl.SSLContext:
 
 
 class Certificates:
-    """The TLS contexts of an instance: `server`, and `client` for its requests to
-    others.
+    """The TLS contexts of an instance: `server` for its query server, and `client` for
+    its requests to other instances.
     """
 
     def __init__(self, files: Files, *, clients_show: bool) -> None:
-        """Read the files. With `clients_show`, clients need a certificate of the
-        authorities (mutual TLS).
+        """Load the files. With `clients_show`, a client has to show a certificate that
+        the authorities have signed (mutual TLS).
 
         Raises:
             ConfigError: a file cannot be used.
@@ -128,12 +130,12 @@ class Certificates:
         self._read()
 
     def renew(self) -> bool:
-        """Read the files again if they have changed; return whether. They hold for new
-        connections.
+        """Load the files if they have changed, for new connections; return whether they
+        have changed.
 
         Raises:
-            ConfigError: they cannot be used (half of them may be written); the old ones
-            stay.
+            ConfigError: they cannot be used (perhaps only half of them are written);
+                the old contexts stay in use.
         """
         stamps = self._files.stamps()
         if stamps == self._stamps:
@@ -152,12 +154,12 @@ class Certificates:
 
 
 class _Latest(ssl.SSLContext):
-    """A context for a server or a client that keeps it, and makes each connection by
-    the latest one.
+    """A context that a server or a client keeps for good. It makes each connection by
+    the context `latest`.
     """
 
     latest: ssl.SSLContext
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Return a new connection of the latest context."""
+        """Return a new connection, made by the context `latest`."""
         return self.latest.wrap_bio(*args, **kwargs)

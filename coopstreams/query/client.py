@@ -1,5 +1,5 @@
-"""Two small clients for interactive queries of a running application. Any instance will
-do: it forwards to the owner.
+"""A blocking client and one for asyncio, for interactive queries of a running
+application. Any instance may be asked: it forwards to the owner of the key.
 
     with QueryClient("http://localhost:8080") as queries:
         queries.get("counts", "be")            # Found(value=2, ...), or None
@@ -9,8 +9,8 @@ do: it forwards to the owner.
         await queries.get("counts", "be")
         async for entry in queries.range("counts", prefix="t"): ...
 
-They fetch and wait; `requests` decides what to fetch, how long to wait, and how to read
-the answers.
+The clients only fetch and wait. `client_requests` decides what to fetch and how long to
+wait, and reads the answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class _Client:
-    """The arguments of both clients."""
+    """The constructor that both clients share."""
 
     def __init__(
         self,
@@ -58,12 +58,13 @@ class _Client:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect with the first query. `on_wait` is called once a query, with the
-        error of its first retry.
+        """Make a client, which connects with its first query.
 
-        Shape: `token` is one of the application's `http.token.read` (or `…operate`, for
-        `status`). `tls` says which authorities an https URL is checked by, and which
-        certificate this client shows; None: the system's, and none.
+        `on_wait` is called at most once a query, with the error that makes it retry
+        first. `token` is one of the application's `http.token.read` (or `…operate`, for
+        `status`). `tls` has the authorities that check an https URL, and the
+        certificate that this client shows; None: the system's authorities, and no
+        certificate.
         """
         self._requests = Requests(url, deadline_s, on_wait)
         # Without TLS no authorities are read: that takes a tenth of a second. httpx
@@ -83,10 +84,10 @@ class _Client:
 
 
 class QueryClient(_Client):
-    """Queries over HTTP. Thread-safe.
+    """A blocking client for queries over HTTP. Thread-safe.
 
-    Keys are given as Python values; bytes for raw keys. Values come as their JSON: of a
-    dataclass a dict.
+    A key is given as a Python value; bytes are a raw key. A value comes as its JSON:
+    that of a dataclass is a dict.
     """
 
     def get(self, store: str, key: Any) -> Found | None:
@@ -94,7 +95,7 @@ class QueryClient(_Client):
 
         Raises:
             QueryError: unknown store or unparsable key, or no instance could answer
-            before the deadline.
+                before the deadline.
         """
         return self._do(self._requests.get(store, key))
 
@@ -146,7 +147,8 @@ class QueryClient(_Client):
         the table keeps.
 
         Raises:
-            QueryError: FORGOTTEN: the whole time lies before the history that is kept.
+            QueryError: FORGOTTEN: start_ms..end_ms lies before the history that is
+                kept.
         """
         return self._do(self._requests.versions(store, key, start_ms, end_ms))
 
@@ -196,7 +198,9 @@ class QueryClient(_Client):
         return self._do(self._requests.ask("/v1/metadata"))
 
     def owner(self, store: str, key: Any) -> dict[str, Any]:
-        """Return the partition and owner of a key; `owner` is None while it moves."""
+        """Return the partition and owner of a key; `owner` is None while the key's task
+        moves.
+        """
         return self._do(self._requests.owner(store, key))
 
     def status(self) -> dict[str, Any]:
@@ -204,13 +208,13 @@ class QueryClient(_Client):
         return self._do(self._requests.ask("/v1/status"))
 
     def pause(self) -> None:
-        """Have the instance at this URL, and no other, process nothing until `resume`;
-        with `http.token.operate`.
+        """Pause the processing of the instance at this URL, and of no other. This needs
+        the token `http.token.operate`.
         """
         self._do(self._requests.ask("/v1/pause", post=True))
 
     def resume(self) -> None:
-        """Resume the instance at this URL after `pause`."""
+        """Resume the processing of the instance at this URL."""
         self._do(self._requests.ask("/v1/resume", post=True))
 
     def close(self) -> None:
@@ -245,8 +249,8 @@ class QueryClient(_Client):
 
 
 class AsyncQueryClient(_Client):
-    """`QueryClient` for asyncio: the same methods, to be awaited. Any task of one event
-    loop may use it.
+    """`QueryClient` for asyncio: the same methods, as coroutines. Any task of one event
+    loop may call them.
     """
 
     async def get(self, store: str, key: Any) -> Found | None:
@@ -342,7 +346,9 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.ask("/v1/metadata"))
 
     async def owner(self, store: str, key: Any) -> dict[str, Any]:
-        """Return the partition and owner of a key; `owner` is None while it moves."""
+        """Return the partition and owner of a key; `owner` is None while the key's task
+        moves.
+        """
         return await self._do(self._requests.owner(store, key))
 
     async def status(self) -> dict[str, Any]:
@@ -350,13 +356,13 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.ask("/v1/status"))
 
     async def pause(self) -> None:
-        """Have the instance at this URL, and no other, process nothing until `resume`;
-        with `http.token.operate`.
+        """Pause the processing of the instance at this URL, and of no other. This needs
+        the token `http.token.operate`.
         """
         await self._do(self._requests.ask("/v1/pause", post=True))
 
     async def resume(self) -> None:
-        """Have the instance at this URL process again."""
+        """Resume the processing of the instance at this URL."""
         await self._do(self._requests.ask("/v1/resume", post=True))
 
     async def close(self) -> None:

@@ -1,13 +1,12 @@
-"""The requests of the query clients: their URLs, retries, and the meaning of the
+"""The requests of the query clients: their URLs, their retries, and the reading of the
 answers. No I/O.
 
-A request is a generator. It yields the URL to get (or to post to) or the seconds to
-wait, is sent the response or the error, and returns the result. So the blocking client
-and the one for asyncio are two loops that fetch and wait.
+A request is a generator. It yields a URL to get (or to post to), or the seconds to
+wait. The client sends it the response or the error, and it returns the result. So the
+blocking client and the one for asyncio are two loops that fetch and wait.
 
 Invariant: None means that the owner of the key has no such key. Transient failures (a
-task moves, an instance restarts) are retried until `deadline_s` is over, and raised
-then.
+task moves, an instance restarts) are retried for `deadline_s`, and then raised.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 
 LATEST_MS = (1 << 63) - 1
-"""The last timestamp there is."""
+"""The largest timestamp."""
 
 MOST_ENTRIES = 100_000
-"""The most that one answer may be asked for."""
+"""The most entries that a request may ask for."""
 
 AS_JSON = ("json", "avro", "protobuf")
 """The beginnings of the names of serdes whose keys are given as JSON: see `formats`."""
@@ -53,21 +52,21 @@ T = TypeVar("T")
 NoAnswer: TypeAlias = httpx.TransportError | httpx.InvalidURL
 
 Steps: TypeAlias = Generator[str | float, httpx.Response | NoAnswer | None, T]
-"""Yields a URL or seconds; is sent the response or the error of the URL, None after the
-seconds; returns the result.
+"""A request: it yields a URL or seconds, is sent the response or the error of the URL,
+None after the seconds, and returns the result.
 """
 
 
 class Post(str):
-    """A URL to post to, not to get."""
+    """A URL that is requested with POST instead of GET."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The value of a key, and its owner. `lag`: records the owner was behind, None if
-    unknown.
+    """The value of a key, and its owner. `lag`: the records by which the owner was
+    behind, None if unknown.
 
     Partition, key range and epoch are None for a global table: every instance has all
     of it.
@@ -98,13 +97,13 @@ class WindowFound:
 
     @property
     def window(self) -> tuple[int, int | None]:
-        """The start and the end, as of an `EntryFound`."""
+        """The start and the end, in the form of `EntryFound.window`."""
         return self.start, self.end
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFound:
-    """An entry of a range.
+    """An entry of a range query.
 
     Shape: `window` is (start, end) in window and session stores; `partition` is None in
     a global table. A key that the store's serde cannot read is "base64:..."; then
@@ -125,8 +124,8 @@ class EntryFound:
 
     @property
     def end(self) -> int | None:
-        """The end of the window or session, as of a `WindowFound`; None: the store has
-        none, or it never ends.
+        """The end of the window or session; None: the store has no windows, or the
+        window never ends.
         """
         return None if self.window is None else self.window[1]
 
@@ -146,15 +145,17 @@ class VersionFound:
 
 @dataclass(frozen=True, slots=True)
 class RangePage:
-    """A page of a range. `rest`: the parameters of the next page, None after the last."""
+    """A page of a range query. `rest`: the parameters of the next page, None after the
+    last.
+    """
 
     entries: Sequence[EntryFound]
     rest: Mapping[str, str] | None
 
 
 class Requests:
-    """The requests to one address. `on_wait` is called once a request, with the error
-    of its first retry.
+    """The requests to one address. `on_wait` is called at most once a request, with the
+    error that makes it retry first.
     """
 
     def __init__(
@@ -208,8 +209,10 @@ class Requests:
         end_ms: int,
         limit: int,
     ) -> Steps[list[WindowFound]]:
-        """Return the `windows` or `sessions` of a key; large ones come in several
-        answers.
+        """Return the windows or the sessions of a key, in several answers if they are
+        many.
+
+        `what`: `windows` or `sessions`.
         """
         path = yield from self._key_path(store, what, key)
         found: list[WindowFound] = []
@@ -236,7 +239,7 @@ class Requests:
         start_ms: int,
         end_ms: int,
     ) -> Steps[list[VersionFound]]:
-        """Return the versions of a key; many come in several answers."""
+        """Return the versions of a key, in several answers if they are many."""
         path = yield from self._key_path(store, "versions", key)
         found: list[VersionFound] = []
         while True:
@@ -255,7 +258,9 @@ class Requests:
         key: Any,
         moment_ms: int,
     ) -> Steps[VersionFound | None]:
-        """Return the version of a key at a moment."""
+        """Return the version of a key that was valid at a moment; None if there was
+        none.
+        """
         versions = yield from self.versions(store, key, moment_ms, moment_ms)
         return versions[0] if versions else None
 
@@ -268,7 +273,7 @@ class Requests:
         reverse: bool,
         page: int,
     ) -> Steps[RangePage]:
-        """Return the first page of a range."""
+        """Return the first page of a range query."""
         bounds = {
             name: key
             for name, key in (("from", first), ("to", last), ("prefix", prefix))
@@ -284,7 +289,7 @@ class Requests:
         )
 
     def page(self, store: str, asked: Mapping[str, str]) -> Steps[RangePage]:
-        """Return the page of a range with these parameters."""
+        """Return the page of a range query with these parameters."""
         answer = yield from self.ask(
             store_path(store, f"range?{urlencode(asked, quote_via=quote)}")
         )
@@ -391,7 +396,7 @@ class Requests:
         return store_path(store, f"{what}/{path_text(text)}")
 
     def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
-        """Return keys in the form that the server parses; for a str that depends on the
+        """Return keys as texts that the server parses. The text of a str depends on the
         serde of the store's keys.
         """
         serde = (

@@ -1,4 +1,4 @@
-"""Keys from a URL to stored bytes, and stored rows to JSON.
+"""Conversion of keys from a URL to stored bytes, and of stored rows to JSON.
 
     text, raw          the text as it is; raw also as `base64:...`
     int64, float64     a number in decimal; of float64 also the texts `nan`, `inf` and `-inf`
@@ -9,10 +9,11 @@
                        written as `{"a":1}`
 
 Invariant: the text by which an answer shows a key finds that key again, unless
-`key_error` says that it cannot be read. Turned down: guessing a key's type from its
-text (`007` is a text, a number and invalid JSON).
-Invariant: a key that its serde cannot read is shown, too: keys are stored as the bytes
-that a topic had, and other rows do not depend on them.
+`key_error` says that the key cannot be read.
+Invariant: a key that its serde cannot read is shown in base64. Keys are stored as the
+bytes that a topic had, and other rows do not depend on them.
+Turned down: guessing a key's type from its text (`007` is a text, a number and invalid
+JSON).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def parse_key(key: Serde[Any], text: str) -> bytes:
 
 
 def parse_prefix(key: Serde[Any], text: str) -> bytes:
-    """Return the bytes that keys with this prefix begin with.
+    """Return the bytes with which all keys of a prefix begin.
 
     Raises:
         QueryError: BAD_PARAMETER: the serde does not preserve prefixes of keys.
@@ -89,7 +90,7 @@ def parse_prefix(key: Serde[Any], text: str) -> bytes:
 
 
 def show_key(key: Serde[Any], data: bytes) -> Any:
-    """Return a key for JSON.
+    """Return a stored key as a value for JSON.
 
     Raises:
         QueryError: UNREADABLE: the serde cannot read the bytes.
@@ -105,7 +106,7 @@ def show_value(
     data: bytes,
     where: str,
 ) -> Any:
-    """Return a value for JSON; `where` names its key in the error.
+    """Return a stored value as a value for JSON; `where` names the row in the error.
 
     Raises:
         QueryError: UNREADABLE: the serde cannot read the bytes.
@@ -119,12 +120,12 @@ def show_value(
 
 
 def show_bytes(data: bytes) -> str:
-    """Return bytes in base64."""
+    """Return bytes as the text `base64:...`."""
     return BASE64 + base64.b64encode(data).decode()
 
 
 def show_headers(headers: Headers) -> list[dict[str, str | None]]:
-    """Return headers for JSON: values as text, or in base64 where they are none."""
+    """Return headers for JSON; a header's value is text, or base64 if it is not UTF-8."""
     return [
         {"name": name, "value": None if value is None else _as_text(value)}
         for name, value in headers
@@ -132,11 +133,11 @@ def show_headers(headers: Headers) -> list[dict[str, str | None]]:
 
 
 def to_json(value: Any, where: str) -> bytes:
-    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals are
-    converted to JSON types.
+    """Return a value as JSON. Dataclasses, dates, enums, msgspec types, sets and
+    decimals are converted to JSON types.
 
     Raises:
-        QueryError: UNREADABLE: some part of it has no form in JSON.
+        QueryError: UNREADABLE: a part of the value has no form in JSON.
     """
     try:
         return orjson.dumps(value, _builtins, _OPTIONS)
@@ -152,7 +153,7 @@ def shown(
     row: StoredRow,
     partition: int,
 ) -> bytes | None:
-    """Return a row as JSON; None if the latest version of a versioned row is a
+    """Return a row as JSON; None if the row is versioned and its latest version is a
     deletion.
 
     Shape: a key that cannot be read is `base64:...`; then the field `key_error` says
@@ -160,7 +161,7 @@ def shown(
 
     Raises:
         QueryError: UNREADABLE: the store's serde cannot read the value, or the schema
-        registry does not answer.
+            registry does not answer.
     """
     stored = plain_key(store.kind, row.key)
     unread = {}
@@ -193,9 +194,10 @@ def row_value(
     data: bytes,
     where: str,
 ) -> tuple[Any] | None:
-    """Return the value of a row for JSON, which may be null.
+    """Return a tuple with the value of a row for JSON, which may be null.
 
-    Of a versioned store it is the latest version's; None if that is a deletion.
+    In a versioned store it is the value of the latest version; None instead of a tuple
+    if that version is a deletion.
     """
     if store.headers:
         return (show_value(store.value, split_headers(data)[1], where),)
@@ -211,7 +213,11 @@ def row_headers(store: StoreInfo, data: bytes) -> dict[str, Any]:
 
 
 def history_of(data: bytes, where: str) -> list[Version]:
-    """Return the versions of a row, their values as bytes."""
+    """Return the versions in a row of a versioned store, with their values as bytes.
+
+    Raises:
+        QueryError: UNREADABLE.
+    """
     try:
         return versions_of(serdes.raw).deserialize(data)
     except SerdeError as error:
@@ -219,8 +225,8 @@ def history_of(data: bytes, where: str) -> list[Version]:
 
 
 def window_of(store: StoreInfo, stored: bytes) -> dict[str, int | None]:
-    """Return the window of a stored key, which need not be readable; its end is None if
-    it never ends.
+    """Return the start and the end of the window in a stored key, also if the key
+    itself is unreadable. The end is None if the window never ends.
     """
     assert store.row_key is not None
     assert store.row_key.around is not None
@@ -244,7 +250,9 @@ def bad_key(
     text: str,
     expected: str,
 ) -> QueryError:
-    """Return the error for a text that is no key."""
+    """Return the error for a text that is no key of this serde; `expected` says what to
+    give.
+    """
     shown = text if len(text) <= 60 else text[:60] + "..."
     return bad_request("BAD_KEY", f'"{shown}" is no {key.name} key: give {expected}')
 

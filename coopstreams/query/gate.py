@@ -1,10 +1,10 @@
-"""What each request for an instance passes, whichever server answers it: its access, its
-error, its count.
+"""The rules that every request to an instance passes, whichever server answers it: its
+access check, its error, its count.
 
     `Access.check` -> the answer of `QueryApp` or of `KeyAnswers` -> `error`, if it failed
     -> `Metrics.answered`
 
-Invariant: the same request is refused for the same reason by both, an error has the
+Invariant: both servers refuse the same request for the same reason, an error has the
 form of `problems`, and each request is counted once.
 """
 
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """The rules of one instance for all requests."""
+    """The access rules, the limits, the error form and the metrics that all requests to
+    one instance share.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,8 @@ class Gate:
         self.limits = limits
         self.access = access
         self.ended = False
-        """Whether the server stops: requests that are cut off by that are asked again.
+        """Whether the server is stopping: a request that the stop cuts off gets a
+        retryable error.
         """
 
     @property
@@ -46,7 +49,9 @@ class Gate:
         return self.backend.placement().here
 
     def error(self, raised: Exception, request: str) -> QueryError:
-        """Return the error with which a request is answered; log one that is a bug."""
+        """Return the error that answers a request in which this was raised; log it if
+        it is a bug.
+        """
         if isinstance(raised, QueryError):
             return raised
         if isinstance(raised, TimeoutError):
@@ -58,7 +63,7 @@ class Gate:
 
 
 def not_running() -> QueryError:
-    """Return the error for a request to an instance that does not run, or whose end it
-    has met.
+    """Return the error for a request to an instance that does not run yet, or is
+    stopping.
     """
     return moving("this instance does not run (yet, or any more)")

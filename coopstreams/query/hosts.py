@@ -1,10 +1,11 @@
-"""The names by which an instance is asked, where anybody may read its state: a defence
-against DNS rebinding.
+"""The host names by which an instance may be asked if anybody may read its state: a
+defence against DNS rebinding.
 
-The name of a web page's site may be made to point at 127.0.0.1, or at an address in the
-network of who looks at it. To the browser the query server is then a part of that site,
-and the page reads the rows. Such a request has the name of the site in its header
-`Host`. So only names count here that nobody else can have:
+The owner of a web page can make the name of its site point at 127.0.0.1, or at an
+address in the network of the person who looks at the page. The browser then takes the
+query server for a part of that site, and the page can read rows. But its requests have
+the name of the site in their header `Host`. So only names are accepted that nobody else
+can have:
 
     an IP address, a name without a dot (`localhost`; a service in Docker or Kubernetes)
     below `.localhost` and `.internal`, which public DNS does not have
@@ -12,11 +13,11 @@ and the page reads the rows. Such a request has the name of the site in its head
     a service in the Kubernetes namespace of this pod: orders.shop, orders.shop.svc, …
     those of `http.allowed.hosts`
 
-With a token or a certificate there is nothing to check: a page has neither.
+An instance with a token or a certificate checks no names: a web page has neither.
 
-Invariant: a name that anybody can register counts only if it was configured.
-Turned down: looking at the address of a name (it is what the attacker chooses); listing
-public top-level domains (there is a new one every month).
+Invariant: a name that anybody can register is accepted only if it was configured.
+Turned down: looking at the address of a name (the attacker chooses it); listing public
+top-level domains (there is a new one every month).
 Source: RFC 6761 section 6.3 (`localhost`); the domain `internal` is reserved by ICANN.
 """
 
@@ -33,22 +34,24 @@ from urllib.parse import urlsplit
 _PRIVATE = (".localhost", ".internal")
 _RESOLVER = Path("/etc/resolv.conf")
 _OF_SERVICES = ".svc."
-"""Between the namespace and the domain of the cluster, in the first search domain of a
-pod.
+"""What separates the namespace from the domain of the cluster in the first search
+domain of a Kubernetes pod.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The names of an instance. Shape: lower case; a suffix begins with a dot."""
+    """The host names that an instance accepts. Shape: lower case; a suffix begins with
+    a dot.
+    """
 
     names: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = _PRIVATE
 
     @staticmethod
     def of(url: str, allowed: Sequence[str]) -> Hosts | None:
-        """Return the names of an instance on this machine that announces the URL; None:
-        any.
+        """Return the host names that an instance on this machine accepts if it
+        announces the URL; None: any name.
 
         `allowed`: the setting `http.allowed.hosts`.
         """
@@ -56,8 +59,8 @@ class Hosts:
         return named(urlsplit(url).hostname or "", allowed, machine, _search_domains())
 
     def accepts(self, host: str | None) -> bool:
-        """Whether this is the header `Host` of a request to the instance, or there is
-        none.
+        """Return whether a request with this header `Host`, or without one (None), is
+        accepted.
         """
         if host is None:
             return True
@@ -76,8 +79,10 @@ def named(
     machine: str,
     search: Sequence[str],
 ) -> Hosts | None:
-    """Return the names of an instance with these names; `search`: the search domains of
-    its machine.
+    """Return the host names that an instance accepts; None: any name.
+
+    `announced`: the name in its URL; `allowed`: the setting `http.allowed.hosts`;
+    `machine`: the name of its machine; `search`: the search domains of that machine.
     """
     if "*" in allowed:
         return None
@@ -113,8 +118,8 @@ def _is_address(name: str) -> bool:
 
 
 def _search_domains() -> list[str]:
-    """Return the domains in which this machine looks up short names; none where that is
-    not told by a file.
+    """Return the domains in which this machine looks up short names; empty if
+    /etc/resolv.conf names none.
     """
     domains: list[str] = []
     with suppress(OSError):

@@ -1,5 +1,5 @@
-"""Reads the stores of this instance. Blocks on the disk: called in the server's reader
-threads.
+"""Reading of the stores of this instance. Reads block on the disk, so they run in the
+server's reader threads.
 
     `Views.of` a key -> its row -> owned all the time? -> JSON
 
@@ -71,10 +71,10 @@ from coopstreams.topology.row_versions import Version, versions_within
 from coopstreams.topology.windows import FOREVER_MS
 
 CHECK_EVERY = 256
-"""Rows between two looks at the clock."""
+"""The rows that are read between two checks of the time limit."""
 MOST_BYTES = 16 << 20
-"""The bytes at which a part of a range query ends, or an answer of windows, and the
-most of several keys: an instance has all of it in memory.
+"""The most bytes of values in one answer, which an instance has in memory as a whole. A
+part of a range query or a list of windows ends there; a request for several keys fails.
 """
 
 About: TypeAlias = dict[str, Any]
@@ -84,7 +84,7 @@ _Rows: TypeAlias = Iterable[tuple[bytes, int, StoredRow]]
 
 
 class Lookup(NamedTuple):
-    """A key as the request gave it, its bytes, and its location."""
+    """A key to look up: its text in the request, its bytes, and its location."""
 
     text: str
     key: bytes
@@ -92,7 +92,8 @@ class Lookup(NamedTuple):
 
 
 class KeyRow(NamedTuple):
-    """What was read for a key: the fields about its owner, its value and timestamp.
+    """The row that was read for a key, as (value, timestamp), and the fields about the
+    key's owner.
 
     `row` is None if there is no such key.
     """
@@ -117,16 +118,16 @@ class KeyRow(NamedTuple):
         return to_json({"store": store.name} | fields | found, where)
 
     def entry(self) -> bytes:
-        """Return the JSON of this key among several; if it is missing, `found` is
-        false.
+        """Return the JSON of this key in an answer for several keys; `found` is false
+        if the key is missing.
         """
         fields, found = self._found()
         told = fields | {"found": found is not None} | (found or {})
         return to_json(told, _where(self.store, self.wanted.text))
 
     def _found(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the fields about key and owner, and those about value and timestamp,
-        None if the key is missing.
+        """Return the fields about the key and its owner, and the fields about value and
+        timestamp: None if the key is missing.
         """
         store = self.store
         where = _where(store, self.wanted.text)
@@ -140,8 +141,8 @@ class KeyRow(NamedTuple):
 
 
 class Views:
-    """The views of the key ranges that are read together: each is opened once, when it
-    is needed, and stays open until the end.
+    """The open views of one read, or of one batch of reads. A key range is opened when
+    it is first needed, and stays open until the end.
 
     As a context manager it checks at the end that all ranges were owned all the time.
     """
@@ -150,15 +151,16 @@ class Views:
         self._backend = backend
         self.here = backend.placement().here
         self.bytes = 0
-        """The bytes of the values that were read by key."""
+        """The total bytes of the values that were read by key."""
         self._open: dict[tuple[str, int], list[tuple[OpenView, About]]] = {}
         self._stack = ExitStack()
 
     def of(self, store: StoreInfo, at: KeyLocation) -> tuple[OpenView, About]:
-        """Return the view that has a key, and the fields about its owner.
+        """Return the view of the task that has a key, and the fields about the key's
+        owner.
 
         Raises:
-            QueryError: TASK_MOVING: no task that has it is open here.
+            QueryError: TASK_MOVING: no open task of this instance has the key.
         """
         opened = self._open.setdefault((store.name, at.partition), [])
         for one in opened:
@@ -182,8 +184,8 @@ class Views:
         return opened[-1]
 
     def all_of(self, store: str) -> tuple[list[OpenView], list[str]]:
-        """Return the views of all open tasks of a store, and why the others are not
-        open.
+        """Return the views of all open tasks of a store, and for each other task why it
+        is not open.
         """
         closed: list[str] = []
         opened = self._open.setdefault((store, -1), [])
@@ -195,7 +197,9 @@ class Views:
         return [view for view, _ in opened], closed
 
     def lost(self) -> str:
-        """Return which range was given up since it was opened, in words; empty: none."""
+        """Return which task was given up while its view was open, in words; empty:
+        none.
+        """
         for opened in self._open.values():
             for view, _ in opened:
                 if not view.owned():
@@ -219,7 +223,8 @@ class Views:
 
         Raises:
             QueryError: TASK_MOVING: a range was given up during the block. The result
-            is void, and so is an error that a closed database raised.
+                is void, and so is an error of the block: a closed database may have
+                raised it.
         """
         with self._stack:
             failed = error is None or isinstance(error, Exception)
@@ -233,11 +238,11 @@ def key_rows(
     store: StoreInfo,
     wanted: Iterable[Lookup],
 ) -> list[KeyRow]:
-    """Return the rows of keys that this instance owns.
+    """Return the rows of keys that this instance owns, in the order of `wanted`.
 
     Raises:
-        QueryError: TASK_MOVING; TOO_LARGE: several keys, and their values are too many
-        bytes.
+        QueryError: TASK_MOVING; TOO_LARGE: the values of several keys exceed
+            `MOST_BYTES`.
     """
     found: list[KeyRow] = []
     size = 0
@@ -261,7 +266,8 @@ def key_rows(
 _ABOUT_GLOBAL: About = dict.fromkeys(
     ("partition", "key_range", "owner", "epoch", "lag")
 )
-"""A global table has no owner: every instance has all of it."""
+"""The fields about the owner of a global table, all None: every instance has all of it.
+"""
 
 
 def global_table(backend: Backend, store: StoreInfo) -> GlobalView:
@@ -277,17 +283,17 @@ def global_table(backend: Backend, store: StoreInfo) -> GlobalView:
 
 
 class LocalReader:
-    """Answers from the stores of this instance."""
+    """Answers to queries, read from the stores of this instance."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def one(self, query: KeyQuery, wanted: Lookup) -> bytes:
-        """Return the JSON of what a query for one key asks for.
+        """Return the JSON of the answer to a query for one key.
 
         Raises:
             QueryError: KEY_NOT_FOUND, FORGOTTEN, UNREADABLE; TASK_MOVING if the range
-            was not open all the time.
+                was not open all the time.
         """
         if query.what == "versions":
             return self._versions(query, wanted)
@@ -298,7 +304,8 @@ class LocalReader:
         return found.body()
 
     def entries(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
-        """Return the JSON of several keys; a missing one has `found` false.
+        """Return the JSON of each of several keys; in that of a missing key, `found` is
+        false.
 
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
@@ -311,8 +318,8 @@ class LocalReader:
         """Return the JSON of a key's windows that start within the times of the query,
         or of its sessions that overlap them.
 
-        Shape: ascending; `more`: some were cut off, by the limit or because they are
-        large.
+        Shape: ascending; `more`: windows were left out, by the limit or by
+        `MOST_BYTES`.
         """
         store = query.store
         with Views(self._backend) as views:
@@ -340,9 +347,9 @@ class LocalReader:
 
     def _versions(self, query: KeyQuery, wanted: Lookup) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of
-        the times of the query, ascending.
+        the query's times, ascending.
 
-        Shape: `more`: some were cut off, by the limit or because they are large.
+        Shape: `more`: versions were left out, by the limit or by `MOST_BYTES`.
 
         Raises:
             QueryError: FORGOTTEN: the history begins later; TASK_MOVING.
@@ -399,10 +406,10 @@ class LocalReader:
         timeout_s: float,
     ) -> PartialPage:
         """Return this instance's part of a range query: the first `limit` entries of
-        all its open ranges.
+        all its open ranges together.
 
-        Ranges that are not open are missing from `covers`, which the merge of the parts
-        detects; `closed` says why.
+        Ranges that are not open are missing from `covers`, and `closed` says why. The
+        merge of all parts detects what is missing.
 
         Raises:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved during the read.
@@ -450,11 +457,11 @@ def instance_to_ask(
     at: KeyLocation,
     asked: Asked,
 ) -> Peer | None:
-    """Return the instance that is to be asked for a key; None: it is read here.
+    """Return the instance that has to be asked for a key; None: the key is read here.
 
     Raises:
-        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the
-        request may not be forwarded.
+        QueryError: TASK_MOVING: no instance owns the key now; NOT_OWNER: another
+            instance owns it, and the request may not be forwarded.
     """
     if store.kind == "global":
         return None
@@ -468,7 +475,7 @@ def instance_to_ask(
 
 @lru_cache(maxsize=1024)
 def _shown(key_range: KeyRange) -> str:
-    """Return a key range as text. Kept: it is part of each answer."""
+    """Return a key range as text, cached because each answer has one."""
     return str(key_range)
 
 
@@ -488,10 +495,11 @@ def _first(
     rows: Iterable[tuple[int, StoredRow]],
     limit: int,
 ) -> tuple[list[StoredRow], bool]:
-    """Return the first `limit` rows, or fewer if they are large, and whether there are
-    more.
+    """Return the first `limit` rows, or fewer if they exceed `MOST_BYTES`, and whether
+    more follow.
 
-    What is large is cut between two times: who asks goes on behind the last one.
+    The cut of large rows lies between two different times, so that the client can ask
+    for the rest behind the last one.
     """
     found: list[StoredRow] = []
     size = 0
@@ -511,8 +519,8 @@ def _collected(
     timeout_s: float,
     found: _Rows,
 ) -> PartialPage:
-    """Return the first `limit` entries of these rows, or fewer if they are large, as a
-    part that covers nothing yet.
+    """Return the first `limit` entries of these rows, or fewer if they exceed
+    `MOST_BYTES`. The caller sets `covers`.
     """
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
@@ -540,16 +548,18 @@ def _versions(
     limit: int,
     where: str,
 ) -> tuple[list[Version], int]:
-    """Return the versions of a row that may have been valid within `times`, the next
-    one and the latest, oldest first; and the last moment for which they are all: an
-    earlier one, without the latest, if more than `limit` have a value, or if they are
-    large.
+    """Return the versions of a row that may have been valid within `times`, oldest
+    first, and the last moment for which they are complete.
 
-    Read the row before its past: in the other order, a commit in between could bring
-    its version into the past unseen. The past may be ahead of the row, because of a
-    commit in between or, at-least-once, of a crash in the middle of one. What began
-    there when the row's version did, or later, is left out: the last of it has ended,
-    and its successor is not known.
+    The version that follows them is included: it tells when the last one ended. The
+    moment is earlier than `times[1]` if more than `limit` versions have a value, or if
+    their values exceed `MOST_BYTES`.
+
+    The row is read before its past: in the other order, a commit in between could move
+    its version to the past unseen. So the past may be newer than the row: because of a
+    commit in between or, under at-least-once, of a crash during a commit. A past
+    version that began with the row's version, or later, is left out: the newest of them
+    has ended, and its successor is not known.
     """
     row = view.store.get(key)
     if row is None:

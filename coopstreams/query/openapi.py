@@ -1,8 +1,9 @@
 """The OpenAPI 3.1 description of the HTTP interface. A test compares it to routes and
 answers.
 
-The paths are written by hand, and so are the answers with rows, which are put together
-as bytes. The schemas of all other answers are those of their types (`status.model`).
+The paths are written by hand, and so are the schemas of answers with rows, whose JSON
+is assembled as bytes. All other schemas come from the types of the answers
+(`status.model`).
 Turned down: a framework that derives the paths from annotations (it would add its own
 model layer to every answer).
 """
@@ -63,9 +64,7 @@ def description(limits: RequestLimits) -> Schema:
 
 
 def _closed(path: str, operation: Schema) -> Schema:
-    """Return an operation with its answers to a request without the right token, if it
-    needs one.
-    """
+    """Return an operation; if its path needs a token, with the responses 401 and 403."""
     if role_of(path) is None:
         return operation
     refusals = {
@@ -351,7 +350,7 @@ def _health(id_: str, summary: str) -> Schema:
 
 
 def _schemas() -> Schema:
-    """Return the schemas of the answers to queries."""
+    """Return the schemas of all answers by name."""
     where = {
         "partition": _WHOLE,
         "key_range": _STRING,

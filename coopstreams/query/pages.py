@@ -1,14 +1,15 @@
 """Pages of a range query: the part of one instance, and the merge of all parts into one
 ordered page.
 
-Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two
-partitions by partition. Every part holds its first `limit` entries after the cursor, or
-fewer if they are large. So the first `limit` entries of all parts together are the
-page, up to the first end of a part that has more.
+Order: the bytes of the stored keys, as in Kafka Streams; equal keys of two partitions
+by partition. Every part has its first `limit` entries after the cursor, or fewer if
+they are large. The page is the first `limit` entries of all parts together. It ends
+earlier where the first part ends that has more entries.
 
 Invariant: following the cursors returns every key that exists the whole time exactly
-once. Turned down: offsets as cursors (an entry that is added or deleted between two
-pages shifts all others).
+once.
+Turned down: offsets as cursors (an entry that is added or deleted between two pages
+shifts all others).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ T = TypeVar("T")
 
 
 class Cover(msgspec.Struct, array_like=True, frozen=True):
-    """A range that an instance read. `start` and `end` are hashes, both inclusive."""
+    """A key range that an instance read for a range query. `start` and `end` are
+    hashes, both inclusive.
+    """
 
     partition: int
     start: int
@@ -40,7 +43,7 @@ class Cover(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def key_range(self) -> KeyRange:
-        """The key range."""
+        """The hashes from `start` to `end`."""
         return KeyRange(self.start, min(self.end, MAX_HASH))
 
 
@@ -49,7 +52,8 @@ Entry: TypeAlias = tuple[bytes, Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], 
 
 
 class PartialPage(msgspec.Struct, array_like=True):
-    """The part of one instance: entries in order, and whether it has more behind them.
+    """The part of a page that one instance read: its entries in order, and whether more
+    follow.
 
     `closed`: why it cannot read some of its ranges, in words.
     """
@@ -64,7 +68,9 @@ PARTS = msgspec.msgpack.Decoder(PartialPage)
 
 
 class Page(msgspec.Struct):
-    """Entries of all ranges in order; `cursor` is None if no entries follow."""
+    """A page of a range query: entries of all instances in order; `cursor` is None if
+    no entries follow.
+    """
 
     covers: list[Cover]
     entries: list[Entry]
@@ -72,10 +78,10 @@ class Page(msgspec.Struct):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A range query in bytes.
+    """A range query, its keys serialised.
 
     Shape: `first` and `last` are keys, both inclusive, None = unbounded; `after` is the
-    cursor of the last page.
+    stored key and the partition where the previous page ended.
     """
 
     first: bytes | None = None
@@ -86,7 +92,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[bytes, int] | None = None
 
     def is_after(self, key: bytes, partition: int) -> bool:
-        """Whether an entry lies behind the cursor in the direction of the query."""
+        """Return whether an entry lies behind the cursor in the direction of the query."""
         if self.after is None:
             return True
         return (
@@ -100,8 +106,8 @@ QUERIES = msgspec.msgpack.Decoder(Query)
 
 
 def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
-    """Return the first `limit` entries of all parts, none of them behind the end of a
-    part that has more.
+    """Return the first `limit` entries of all parts together. A part that has more
+    entries ends the page at its last one.
     """
     found = in_order((part.entries for part in parts), query.reverse)
     ends = [_order(part.entries[-1]) for part in parts if part.more]
@@ -119,7 +125,7 @@ def _until(
     ends: Sequence[tuple[bytes, int]],
     reverse: bool,
 ) -> Iterator[Entry]:
-    """Return the entries up to the first of these ends, itself included."""
+    """Return the entries up to the first of these ends, inclusive."""
     if not ends:
         return entries
     if reverse:
@@ -133,7 +139,9 @@ def in_order(
     streams: Iterable[Iterable[tuple[bytes, int, T]]],
     reverse: bool,
 ) -> Iterator[tuple[bytes, int, T]]:
-    """Return (stored key, partition, value) of ordered streams in order, lazily."""
+    """Return the (stored key, partition, value) of several ordered streams in order,
+    lazily.
+    """
     return iter(merge(*streams, key=_order, reverse=reverse))
 
 

@@ -30,7 +30,7 @@ FAR = (1 << 63) - 1
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
 
 What: TypeAlias = Literal["keys", "windows", "sessions", "versions"]
-"""What is asked for of a key, as the path has it."""
+"""What a request asks for about a key, as in its path."""
 
 _OF_A_KEY: Mapping[What, Sequence[str]] = {
     "keys": ("local",),
@@ -38,7 +38,7 @@ _OF_A_KEY: Mapping[What, Sequence[str]] = {
     "sessions": ("from", "to", "limit", "local"),
     "versions": ("as_of", "from", "to", "limit", "local"),
 }
-"""The parameters of a request for a key."""
+"""The query parameters that a request for a key may have."""
 
 Times: TypeAlias = tuple[int, int]
 """The first and the last moment (ms) of a request, both inclusive."""
@@ -53,7 +53,7 @@ class RequestLimits:
     max_entries: int = 100_000
     max_keys: int = 1000
     request_s: float = 10.0
-    """The time limit of an answer, then TIMED_OUT."""
+    """The time limit of an answer; a slower request gets TIMED_OUT."""
     forward_s: float = 3.0
     """The longest wait for the owner of a key."""
     connect_s: float = 1.0
@@ -63,9 +63,9 @@ class RequestLimits:
     cpu_share: float | None = None
     """The share of a core that queries may take while records wait; None: no bound."""
     connections: int = 512
-    """Most connections at a time."""
+    """The most open connections."""
     ask_s: float = 10.0
-    """The longest a client may take from its first byte to the end of its request."""
+    """The longest a client may take from the first byte of a request to its end."""
     idle_s: float = 75.0
     """How long a connection may be idle after an answer.
 
@@ -82,22 +82,22 @@ class RequestLimits:
 
     @property
     def read_part_s(self) -> float:
-        """The time limit of the read of an instance's part of a range: its error says
-        what to do, so it comes first.
+        """The time limit for reading an instance's part of a range. It is below
+        `ask_part_s`, because the error of the read says what to do.
         """
         return 0.7 * self.request_s
 
     @property
     def ask_part_s(self) -> float:
-        """The longest wait for another instance's part of a range: its error says which
-        instance.
+        """The longest wait for another instance's part of a range. It is below
+        `request_s`, because its error names the instance.
         """
         return 0.85 * self.request_s
 
 
 class Parameters:
-    """The query string of a request: known names only, each once, except the name
-    `many`.
+    """The parsed query string of a request. Only known names are allowed, each once;
+    the name `many` may be repeated.
 
     Raises:
         QueryError: BAD_PARAMETER: an unknown name (the message suggests the nearest), a
@@ -155,7 +155,9 @@ class Parameters:
         low: int,
         high: int,
     ) -> int:
-        """Return a whole number between two bounds, both inclusive."""
+        """Return a whole number from `low` to `high`, both inclusive; `default` if it
+        is not given.
+        """
         text = self._values.get(name)
         if text is None:
             return default
@@ -172,7 +174,9 @@ class Parameters:
         return int(text)
 
     def moment(self, name: str, default: int) -> int:
-        """Return a time, which is written as ISO 8601 or in milliseconds since 1970."""
+        """Return a time in ms, given as ISO 8601 or in milliseconds since 1970;
+        `default` if it is not given.
+        """
         text = self._values.get(name)
         if text is None:
             return default
@@ -183,10 +187,10 @@ class Parameters:
 
 
 class KeyQuery(NamedTuple):
-    """A query for one key, or for the values of several, as texts.
+    """A query for one key or for the values of several keys, which are still texts.
 
-    Shape: `many`: several were asked for, though it may be one; `times` and `limit`
-    count for windows, sessions and versions only.
+    Shape: `many`: the request may have several keys, though it may name one; `times`
+    and `limit` apply to windows, sessions and versions only.
     """
 
     what: What
@@ -199,7 +203,7 @@ class KeyQuery(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The parameters for the instance that owns the key."""
+        """The query string with which the request is forwarded to the owner of the key."""
         if self.what == "keys":
             return ""
         first, last = self.times
@@ -251,8 +255,8 @@ def path_piece(raw_path: bytes, number: int) -> str:
     slashes.
 
     Raises:
-        QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is
-        percent-encoded: it separates nothing.
+        QueryError: BAD_KEY: the rest is not UTF-8; UNKNOWN_PATH: too few slashes, or a
+            percent-encoded slash before the rest: it separates nothing.
     """
     *before, rest = raw_path.split(b"/", number)
     if len(before) < number or (
@@ -271,7 +275,9 @@ def path_piece(raw_path: bytes, number: int) -> str:
 
 
 def how_asked(parameters: Parameters, *, forwarded: bool) -> Asked:
-    """Return whether the request may be forwarded."""
+    """Return whether the request may be forwarded, must be answered here, or was
+    forwarded.
+    """
     if forwarded:
         return "forwarded"
     return "local" if parameters.flag("local") else "any"
@@ -306,7 +312,11 @@ def range_query(
 
 
 def unpacked(text: str | None) -> Query:
-    """Return the query that another instance packed."""
+    """Return the range query that another instance has packed into its request.
+
+    Raises:
+        QueryError: BAD_PARAMETER.
+    """
     try:
         return QUERIES.decode(bytes.fromhex(text or ""))
     except (ValueError, msgspec.MsgspecError) as error:
@@ -334,7 +344,7 @@ def times_of(parameters: Parameters) -> Times:
 
 
 def limit_of(parameters: Parameters, limits: RequestLimits) -> int:
-    """Return the limit of entries."""
+    """Return the most entries that a request asks for."""
     return parameters.number(
         "limit",
         min(limits.entries, limits.max_entries),

@@ -1,7 +1,8 @@
-"""URL paths of stores and keys, for the client and for an instance that forwards.
+"""URL paths of stores and keys, for the client and for an instance that forwards
+requests.
 
-Invariant: no URL is longer than HTTP clients allow (64 KiB), however many keys are
-asked for.
+Invariant: no URL is longer than HTTP clients allow (64 KiB), whatever the number of
+keys.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def store_path(store: str, rest: str) -> str:
 
 
 def keys_path(store: str, texts: Sequence[str]) -> str:
-    """Return the path of several keys of a store."""
+    """Return the path that asks for several keys of a store."""
     return store_path(store, f"keys?{'&'.join(map(_asked, texts))}")
 
 
 def key_batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the keys in order, as many at a time as one request asks for."""
+    """Yield the keys in order, in batches that fit into one request each."""
     batch: list[str] = []
     length = 0
     for text in texts:

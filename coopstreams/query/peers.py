@@ -1,15 +1,15 @@
-"""Requests to other instances, forwarded at most once.
+"""Requests to other instances, each forwarded at most once.
 
 A request names its target instance and the sender's generation; an answer names the
 instance that gave it. So an answer is refused if another process has taken over the
 address (after a restart, or of another application).
 
-Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and
-never "not found".
-Invariant: an instance that does not answer holds up no request to another one.
-Invariant: whatever another instance sends, it costs a bounded part of memory and of the
-event loop, and is no INTERNAL: reading it raises only `ValueError`, and what was read
-can be written into an answer of ours.
+Invariant: if anything keeps the owner from answering, the error is TASK_MOVING, which
+is retried, and never "not found".
+Invariant: an instance that does not answer delays no request to another one.
+Invariant: an answer of another instance costs bounded memory and bounded time on the
+event loop, whatever it contains, and never leads to INTERNAL. Reading it raises only
+`ValueError`, and what was read can be written into an answer of this instance.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from coopstreams.topology.errors import QueryError
 T = TypeVar("T")
 
 MOST_DATA = 32 << 20
-"""The most bytes of an answer with rows: an instance ends one at 16 MiB of values,
-which JSON makes longer.
+"""The most bytes of an answer with rows. An instance ends its answer at 16 MiB of
+values, which JSON makes longer.
 """
 MOST_REPORT = 8 << 20
-"""The most bytes of an answer about an instance: it is read on the event loop."""
+"""The most bytes of an answer about an instance, which is read on the event loop."""
 JSON = "application/json"
 PACKED = "application/x-msgpack"
 """The media type of the parts of a range query."""
@@ -53,7 +53,9 @@ APPLICATION = "x-coopstreams-application"
 TARGET = "x-coopstreams-target"
 GENERATION = "x-coopstreams-generation"
 INSTANCE = "x-coopstreams-instance"
-"""Headers: the first four of a forwarded request, the last of every answer."""
+"""Names of headers: the first four are in a forwarded request, the last is in every
+answer.
+"""
 
 MOST_AT_ONCE = 128
 """The most requests to one instance at a time; further ones wait in order."""
@@ -61,8 +63,8 @@ MOST_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Expected(Generic[T]):
-    """What an instance is to answer: the media type, the most bytes, and how they are
-    read.
+    """What another instance has to answer: the media type, the most bytes, and the
+    function that reads them.
     """
 
     media: str
@@ -90,8 +92,8 @@ class Peers:
             else trusting_the_system(),
         )
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By instance, of those that are asked now: a bound for all would let one that
-        is frozen take it up.
+        """The semaphore of each instance that is being asked. One frozen instance would
+        use up a bound that all instances share.
         """
 
     async def ask(
@@ -101,8 +103,10 @@ class Peers:
         timeout_s: float,
         expected: Expected[T],
     ) -> T:
-        """Return an instance's answer to `GET path`. The time is for its turn, then for
-        each piece.
+        """Return what `expected` reads from an instance's answer to `GET path`.
+
+        `timeout_s` limits the wait for a free place among `MOST_AT_ONCE`, then the wait
+        for each piece of the answer.
 
         Raises:
             QueryError: the error that the instance returns; TASK_MOVING if it does not
@@ -147,7 +151,7 @@ class Peers:
         timeout_s: float,
         most: int,
     ) -> tuple[httpx.Response, bytes]:
-        """Return a response and its body of at most so many bytes."""
+        """Return a response and its body, which has at most `most` bytes."""
         headers = {
             FORWARDED: "1",
             APPLICATION: self._backend.application,
@@ -191,8 +195,9 @@ class Peers:
             ) from error
 
     def _of_certificates(self, error: httpx.RequestError) -> str:
-        """Return what may be wrong with the certificate that this instance shows: a
-        server says it to itself only.
+        """Return a hint that the other instance may not trust this instance's
+        certificate; empty if that is not the cause. A TLS server disconnects without a
+        reason.
         """
         certificates = self._access.certificates
         disconnected = isinstance(error, httpx.ReadError | httpx.RemoteProtocolError)
@@ -216,8 +221,8 @@ async def _bounded(
     """Return the body of a response as it was sent.
 
     Raises:
-        QueryError: TASK_MOVING: it is compressed, though nobody asked for that;
-        TOO_LARGE.
+        QueryError: TASK_MOVING: it is compressed, though that was not asked for;
+            TOO_LARGE.
     """
     if "content-encoding" in response.headers:
         raise moving(f"instance {target.id} at {target.url} compresses its answers")
@@ -241,11 +246,10 @@ def _read(
     body: bytes,
     expected: Expected[T],
 ) -> T:
-    """Return the answer.
+    """Return what `expected` reads from a response.
 
     Raises:
-        QueryError: TASK_MOVING: it is of another form, as those of another version may
-        be.
+        QueryError: TASK_MOVING: the response has another form, as in another version.
     """
     media = response.headers.get("content-type", "").partition(";")[0]
     if media != expected.media:
@@ -257,7 +261,7 @@ def _read(
 
 
 def unexpected(target: Peer, problem: str) -> QueryError:
-    """Return the error for an answer that cannot be read."""
+    """Return the error for an answer of another instance that cannot be read."""
     return moving(
         f"instance {target.id} at {target.url} answers what this one cannot read: {problem[:200]}"
     )
@@ -268,8 +272,8 @@ def check_hop(
     placement: Placement,
     application: str,
 ) -> None:
-    """Check that a forwarded request is for this instance, which knows the sender's
-    generation.
+    """Raise an error unless a forwarded request is for this instance, and this instance
+    knows the sender's generation.
 
     Raises:
         QueryError: TASK_MOVING: the sender retries with a new placement.
@@ -306,7 +310,7 @@ class _Instance(msgspec.Struct):
 
 
 class SeenStore(msgspec.Struct):
-    """What another instance says of a store."""
+    """A store in another instance's answer to `/v1/stores`."""
 
     name: str
     kind: str
@@ -326,12 +330,12 @@ _STORES = msgspec.json.Decoder(_Stores)
 
 
 def entries(count: int) -> Expected[list[bytes]]:
-    """Return the expectation of so many entries, as JSON each."""
+    """Return the expected answer of `count` entries, each read as its JSON."""
     return Expected(JSON, MOST_DATA, partial(_entries, count=count))
 
 
 def status_of(instance: str) -> Expected[bytes]:
-    """Return the expectation of the status of one instance, as JSON."""
+    """Return the expected answer with the status of one instance, read as its JSON."""
     return Expected(JSON, MOST_REPORT, partial(_status, instance=instance))
 
 
@@ -360,10 +364,10 @@ def _stores(body: bytes) -> list[SeenStore]:
 
 
 def part_of(body: bytes) -> PartialPage:
-    """Return a part of a range query; slow if it is large.
+    """Return the part of a range query that these bytes encode; slow if it is large.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no such part.
     """
     part: PartialPage = _decoded(PARTS, body)
     for cover in part.covers:
@@ -376,7 +380,11 @@ def part_of(body: bytes) -> PartialPage:
 
 
 def _as_object(raw: msgspec.Raw) -> bytes:
-    """Return the bytes of a JSON object, which was read as a part of another one."""
+    """Return the bytes of a JSON object that is a part of another one.
+
+    Raises:
+        ValueError: it is no object.
+    """
     data = bytes(raw)
     if data[:1] != b"{":
         raise ValueError(f"no JSON object: {data[:40]!r}")
@@ -393,7 +401,8 @@ def _decoded(decoder: Any, data: bytes) -> Any:
 
 
 ROW = Expected(JSON, MOST_DATA, _object)
-"""An answer for one key, which goes to the client as it is."""
+"""The expected answer for one key, which is sent to the client unchanged."""
 STORES = Expected(JSON, MOST_REPORT, _stores)
 PART = Expected(PACKED, MOST_DATA, bytes)
-"""A part of a range query, which `part_of` reads on another thread."""
+"""The expected part of a range query, as bytes that `part_of` reads on another thread.
+"""

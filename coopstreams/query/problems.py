@@ -31,7 +31,7 @@ from coopstreams.topology.errors import QueryError
 from coopstreams.topology.schemas import registry_is_away
 
 RETRY_AFTER_MS = 200
-"""The pause before a retry, unless the instance knows a better one."""
+"""The pause before a retry, unless the error names another one."""
 
 
 def bad_request(code: str, message: str) -> QueryError:
@@ -40,7 +40,7 @@ def bad_request(code: str, message: str) -> QueryError:
 
 
 def unknown_path(message: str) -> QueryError:
-    """Return the error for a path that there is not."""
+    """Return the error for a path that does not exist."""
     return QueryError(
         "UNKNOWN_PATH",
         f"{message}: see /openapi.json for the paths",
@@ -63,14 +63,14 @@ def key_not_found(
     details: Mapping[str, Any],
     misplaced: Sequence[str] = (),
 ) -> QueryError:
-    """Return the owner's answer that it has no such key. `misplaced`: see `StoreInfo`."""
+    """Return the owner's error that it has no such key. `misplaced`: see `StoreInfo`."""
     message = f'store {store} has no key "{key}"{elsewhere(misplaced)}'
     return QueryError("KEY_NOT_FOUND", message, status=404, details=details)
 
 
 def elsewhere(misplaced: Sequence[str]) -> str:
-    """Return the end of a sentence that a key was not found, where it may be in another
-    partition.
+    """Return the end of the sentence "key not found" if the key may be in another
+    partition, else nothing.
     """
     if not misplaced:
         return ""
@@ -86,7 +86,9 @@ def forgotten(
     last: int,
     oldest: int,
 ) -> QueryError:
-    """Return the owner's answer that a time lies before the history that it keeps."""
+    """Return the owner's error that the moment `last` lies before its history, which
+    begins at `oldest`.
+    """
     message = (
         f'store {store} does not know any more what "{key}" was at {last}: its history begins at {oldest}, and the row '
         "has changed since"
@@ -95,15 +97,17 @@ def forgotten(
 
 
 def too_large(store: str, most: int) -> QueryError:
-    """Return the error for several keys whose values are larger than an answer may be.
-    One key is always answered.
+    """Return the error for several keys whose values exceed the size of an answer. A
+    request for one key never gets it.
     """
     message = f"the values of these keys of {store} are more than {most >> 20} MiB together: ask for fewer at a time"
     return QueryError("TOO_LARGE", message, status=413)
 
 
 def not_owner(owner: str, url: str | None) -> QueryError:
-    """Return the error of `local=true` at another instance than the owner."""
+    """Return the error for a request with `local=true` if another instance owns the
+    key.
+    """
     ask = (
         "ask it, or leave out local=true"
         if url
@@ -155,7 +159,9 @@ def too_many_streams(most: int) -> QueryError:
 
 
 def unreadable(message: str, why: BaseException) -> QueryError:
-    """Return the error for bytes that cannot be read, or be shown as JSON."""
+    """Return the error for bytes that cannot be read, or not be shown as JSON. It is
+    retryable if the schema registry does not answer.
+    """
     if registry_is_away(why):
         return _unavailable("UNREADABLE", message, 1000)
     return QueryError("UNREADABLE", message, status=500)
@@ -189,10 +195,11 @@ def internal(error: Exception) -> QueryError:
 
 
 def error_of(status: int, body: bytes) -> QueryError:
-    """Return the error that a body carries; INTERNAL if it carries none, as those of a
-    proxy.
+    """Return the error that the body of a response carries; INTERNAL if it carries
+    none.
 
-    A proxy says by 502, 503 or 504 that what is behind it does not answer now.
+    A proxy's body carries none; its status 502, 503 or 504 says that the server behind
+    it does not answer now.
     """
     try:
         fields = orjson.loads(body)

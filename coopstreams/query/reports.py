@@ -1,4 +1,6 @@
-"""Answers about the group, from what this instance knows of it. Pure."""
+"""Answers about instances, tasks, keys and stores, from what this instance knows of the
+group. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def metadata(
     stores: Mapping[str, StoreInfo],
     status: InstanceStatus,
 ) -> Metadata:
-    """Return the instances with their tasks and key ranges; `status`: of this one."""
+    """Return the instances with their tasks and key ranges. `status`: that of this
+    instance.
+    """
     own = {task.id: task for task in status.tasks}
     no_task = TaskStatus(id="", subtopology=0, partition=0, key_range="")
 
@@ -104,7 +108,7 @@ def store_list(
     sizes: Mapping[str, int] | None,
     unreachable: Iterable[str],
 ) -> Stores:
-    """Return the stores with their sizes; None: they were not counted."""
+    """Return the stores with their sizes; `sizes` None: no entries were counted."""
     return Stores(
         tuple(
             StoreStatus(
@@ -125,7 +129,9 @@ def store_list(
 
 
 def unreachable_status(instance: Peer, error: Exception) -> UnreachableInstance:
-    """Return what the last assignment says of an instance that does not answer."""
+    """Return the status of an instance that does not answer, with the tasks that the
+    last assignment gave it.
+    """
     return UnreachableInstance(
         id=instance.id,
         url=instance.url,

@@ -1,4 +1,4 @@
-"""Routes queries: a pure function of the placement and the key.
+"""The route of a query, as a pure function of the placement and the key.
 
 By key: murmur2 gives the partition, the key hash the task, the placement the instance.
 By range: to every instance that owns a part of the store. The parts together must cover
@@ -7,8 +7,9 @@ refused as incomplete.
 
 Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at
 once) count as none, because either may be wrong. A hash without an owner is moving, and
-the client may ask again. Turned down: asking the previous owner of the key (it returns
-old values while the new owner already writes).
+the client may ask again.
+Turned down: asking the previous owner of the key (it returns old values while the new
+owner already writes).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class KeyLocation:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This instance owns the key."""
+    """The route of a query whose key this instance owns: read it here."""
 
     task: TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """Another instance owns the key: forward the request."""
+    """The route of a query whose key another instance owns: forward it to `url`."""
 
     owner: Owner
     url: str
@@ -63,8 +64,8 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Another instance owns it, and the client wants no forwarding: refuse with its
-    address.
+    """The route of a query whose key another instance owns, though the client forbids
+    forwarding: refuse it with the owner's address.
     """
 
     owner: Owner
@@ -73,7 +74,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """No instance can answer now, but one will soon."""
+    """The route of a query that no instance can answer now, but one will soon."""
 
     reason: str
 
@@ -138,7 +139,9 @@ def route(
 
 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
-    """Return the instances that together own a store, this one first."""
+    """Return the instances that together own a store, this one first; `Moving` if they
+    do not own all of it, or cannot all be asked.
+    """
     owners = [
         owner
         for partition in range(store.partitions)
@@ -172,7 +175,7 @@ def coverage_gap(
     store: StoreInfo,
     ranges: Iterable[tuple[int, KeyRange]],
 ) -> str | None:
-    """Return why these (partition, range) do not cover the store, each hash exactly
+    """Return why these (partition, key range) do not cover the store, each hash exactly
     once; None if they do.
     """
     by_partition: dict[int, list[KeyRange]] = {

@@ -1,13 +1,13 @@
 r"""A range query over one view: its rows in the order of the stored keys, behind the
 cursor, within the bounds.
 
-Key-value stores: the bounds are those of the stored key. Window and session stores keep
-`key + times`, in the order of these bytes, so a bound on keys is not one on stored
-keys: windows of `a` lie before and behind those of `a\x00...`.
+A key-value store has keys as its stored keys, so the bounds apply to both. Window and
+session stores keep `key + times`, in the order of these bytes. A bound on keys is none
+on these stored keys: windows of `a` lie before and behind those of `a\x00...`.
 
-Invariant: every row within the bounds comes once, in order, whichever direction. Turned
-down: bounding window keys by the largest start there can be (a key that is a prefix of
-the bound would end too early).
+Invariant: every row within the bounds comes once, in order, in both directions.
+Turned down: bounding window keys by the largest start there can be (a key that is a
+prefix of the bound would end too early).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LATEST = (1 << 63) - 1
 _AGES = 1 << 40
 """More milliseconds than there are between two commits: 34 years."""
 _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
-"""How many bytes of times follow the key in a stored key."""
+"""The bytes of times that follow the key in a stored key."""
 
 
 def rows(
@@ -52,9 +52,9 @@ def rows_of(
     last: int,
 ) -> Iterator[tuple[int, StoredRow]]:
     """Yield the windows of a key that start within first..last, or its sessions that
-    overlap it, both inclusive.
+    overlap first..last, both inclusive.
 
-    Shape: (the time by which they ascend, the row).
+    Shape: (a window's start or a session's end, the row), ascending by that time.
     """
     if view.spec.kind == "window":
         for window in view.fetch(key, first, last):
@@ -73,7 +73,7 @@ def rows_of(
 
 
 def plain_key(kind: Kind, stored: bytes) -> bytes:
-    """Return the key of a stored key."""
+    """Return the key without the times that follow it in a stored key."""
     return stored[: -_TIMES[kind]] if kind in _TIMES else stored
 
 
@@ -82,8 +82,8 @@ def _sought(
     query: Query,
     last: bytes | None,
 ) -> Iterator[StoredRow]:
-    """Return the rows from the cursor on, including the cursor's own key, which another
-    partition may have, too.
+    """Return the rows within the bounds from the cursor on. The cursor's own key is
+    included, because another partition may have it.
     """
     first = query.first
     if query.after is not None:
@@ -130,8 +130,8 @@ def _stragglers(
     bound: bytes,
     latest: bytes,
 ) -> Iterator[StoredRow]:
-    """Yield the rows above the bound whose keys are within it: those of keys that are a
-    prefix of the last key.
+    """Yield the rows whose stored keys are above `bound` though their keys are at most
+    `last`. Their keys are prefixes of `last`.
     """
     for length in range(len(last)):
         # A row of this key lies above the bound if its time does above what follows the

@@ -1,13 +1,14 @@
-"""Answers queries: routes each one, reads here or asks the owner, and retries briefly
-while a task moves.
+"""The answers to queries: each query is routed, read here or sent to the owner, and
+retried briefly while a task moves.
 
-    key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) |
-    TASK_MOVING range -> every instance that has a part -> check that the parts cover
-    the store -> merge global table -> read here: every instance has all of it
+    key          -> partition, hash -> owner -> read here | ask it (one hop) | TASK_MOVING
+    range        -> every instance that has a part -> do they cover the store? -> merge
+    global table -> read here: every instance has all of it
 
 Invariant: only the instance that the client asked retries; an instance that another one
-asked answers at once. Turned down: caching answers or the last owner (the placement is
-local, and the group has agreed on it).
+asked answers at once.
+Turned down: caching answers or the last owner (the placement is local, and the group
+has agreed on it).
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class QueryService:
     """The answers to all routes. Coroutines run on the server's loop, reads in thread
     pools.
 
-    Scans have a pool of their own, so that they never delay a read by key; and so has
-    what waits for a schema registry, which delays neither.
+    Scans have a thread pool of their own, so that they never delay a read by key. Calls
+    that wait for a schema registry have a third one, and delay neither.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class QueryService:
         self._asks = ThreadPoolExecutor(4, "coopstreams-registry")
 
     async def read(self, parse: Callable[[], T]) -> T:
-        """Return what this returns, which reads keys: here, or on a thread if a
-        registry must be asked.
+        """Return the result of `parse`, which reads keys: on this thread or, if a
+        registry must be asked, on another one.
         """
         try:
             return promptly(parse)
@@ -142,8 +143,8 @@ class QueryService:
         return await self._settled(attempt, query.asked)
 
     async def points(self, query: KeyQuery) -> bytes:
-        """Return the JSON of several keys, in the order of the request; while one of
-        them moves, the request fails.
+        """Return the JSON of several keys, in the order of the request. If one of them
+        moves, the request fails.
         """
         store = query.store
         wanted = await self.read(lambda: lookups(query, self.limits.max_keys))
@@ -190,8 +191,8 @@ class QueryService:
         query: Query,
         asked: Asked,
     ) -> Page:
-        """Return a page of a range query over all ranges of all instances; with
-        `local`, of this instance only.
+        """Return a page of a range query over all instances; if `asked` is `local`, of
+        this instance only.
         """
 
         async def attempt() -> Page:
@@ -235,15 +236,15 @@ class QueryService:
         return msgspec.msgpack.encode(await self._part(store, query))
 
     def known_stores(self) -> bytes:
-        """Return the JSON of all stores, of which nothing is counted and no other
-        instance is asked.
+        """Return the JSON of all stores, without their sizes. No other instance is
+        asked.
         """
         stores = self.backend.stores()
         return msgspec.json.encode(reports.store_list(stores, None, []))
 
     async def stores(self, asked: Asked) -> bytes:
-        """Return the JSON of all stores; sizes, and what was seen of them, are of all
-        instances that answer.
+        """Return the JSON of all stores. Their sizes and misplaced topics are those of
+        all instances that answer.
         """
         stores = dict(self.backend.stores())
         sizes = await self._settled(
@@ -312,7 +313,7 @@ class QueryService:
         return msgspec.json.encode(told)
 
     def topology(self) -> bytes:
-        """Return the JSON of the topology as a picture."""
+        """Return the JSON of the topology as a drawing."""
         return orjson.dumps(drawn(self.backend.topology))
 
     async def key_metadata(self, store: StoreInfo, text: str) -> bytes:
@@ -334,15 +335,16 @@ class QueryService:
         return await self.read(report)
 
     async def close(self) -> None:
-        """Shut the thread pools down once running reads are finished; those that wait
-        for a thread are cancelled.
+        """Shut the thread pools down after the running reads; reads that have not begun
+        are cancelled.
         """
         for pool in (self._gets, self._scans, self._asks):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
-        """Return the first result that is not TASK_MOVING; raise TASK_MOVING when
-        `retry_s` is over.
+        """Return the first result of `attempt` that is not TASK_MOVING; raise
+        TASK_MOVING when `retry_s` is over. Only a request that may be forwarded is
+        retried.
         """
         deadline = time.monotonic() + (self.limits.retry_s if asked == "any" else 0.0)
         pause = FIRST_PAUSE_S
@@ -415,8 +417,8 @@ class QueryService:
 
 
 async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all parts of an answer. The first error is raised, and ends the others:
-    the next attempt begins anew.
+    """Return the results of all parts. The first error is raised, and cancels the other
+    parts.
     """
     found = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -442,11 +444,11 @@ def _put_together(
     query: Query,
     parts: Sequence[PartialPage],
 ) -> Page:
-    """Return the page of these parts; slow if they are large.
+    """Return the page that these parts make up; slow if they are large.
 
     Raises:
         QueryError: TASK_MOVING: the parts do not cover the store, or two of them have
-        the same range.
+            the same range.
     """
     gap = coverage_gap(
         store,
@@ -459,7 +461,7 @@ def _put_together(
 
 
 def store_named(backend: Backend, name: str) -> StoreInfo:
-    """Return a store.
+    """Return the store of a name.
 
     Raises:
         QueryError: UNKNOWN_STORE.
@@ -471,10 +473,10 @@ def store_named(backend: Backend, name: str) -> StoreInfo:
 
 
 def lookups(query: KeyQuery, most: int) -> list[Lookup]:
-    """Return the keys of a query, parsed, and where they lie.
+    """Return the keys of a query, parsed, with their locations.
 
     Raises:
-        QueryError: WRONG_KIND; BAD_PARAMETER: no key, or too many; BAD_KEY.
+        QueryError: WRONG_KIND; BAD_PARAMETER: no key, or more than `most`; BAD_KEY.
     """
     store = query.store
     count = len(query.texts)
@@ -492,8 +494,8 @@ def lookups(query: KeyQuery, most: int) -> list[Lookup]:
 
 
 def expect(store: StoreInfo, *kinds: Kind) -> None:
-    """Raise WRONG_KIND if the request does not fit the kind of the store; the message
-    names one that does.
+    """Raise WRONG_KIND unless the store is of one of these kinds; the message names the
+    request that fits it.
     """
     if store.kind not in kinds:
         kind = (

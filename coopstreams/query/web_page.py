@@ -1,20 +1,19 @@
-"""The page that an instance shows to people at `/`: its files, and the status as a
-stream of server-sent events.
+"""The web page that an instance shows at `/`: its files, and the status as a stream of
+server-sent events.
 
 The files hold no data: the page asks for it with the token that a person types in. So
-they are open, as a form to log in is.
+the files need no token, like a login form.
 
-    one look a second, while anybody watches -> the latest status -> each watcher that
-    has read the one before
+    once a second, while a stream is open: ask for the status -> the latest status
+    -> each stream whose client has read the previous one
 
 Invariant: a browser loads nothing from any other host, runs no script that is not one
 of these files, and sends no form, frame or referrer anywhere.
-Invariant: however many pages watch, the other instances are asked once a second; a page
-that reads slowly misses events and holds nothing up. There are at most `most` streams.
+Invariant: however many pages watch, the other instances are asked once a second. A page
+that reads slowly misses events and delays nothing. There are at most `most` streams.
 Turned down: a bundler and a framework (a build step, and megabytes that somebody has to
-keep up to date); a WebSocket (nothing goes the other way), a loop for each page (ten
-pages would ask each instance ten times), a queue for each page (an old status is of no
-use).
+keep up to date); a WebSocket (the page sends nothing), a loop for each page (ten pages
+would ask each instance ten times), a queue for each page (an old status is of no use).
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -59,7 +58,7 @@ _HEADERS = {
 
 
 def asset(request: Request) -> Response:
-    """Return the file of a request, or 304 if the browser has it.
+    """Return the file of the page that a request names, or 304 if the browser has it.
 
     Raises:
         QueryError: UNKNOWN_PATH.
@@ -77,7 +76,7 @@ def asset(request: Request) -> Response:
 
 @cache
 def _files() -> dict[str, tuple[bytes, str]]:
-    """Return the bytes and the tag of each file."""
+    """Return the bytes and the ETag of each file of the page, by name."""
     found = {}
     for file in (files("coopstreams.query") / "page").iterdir():
         body = file.read_bytes()
@@ -90,7 +89,9 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class StatusFeed:
-    """Looks at the status while there are streams. Used on the server's event loop."""
+    """The open streams of the status. While there are any, `look` is called every
+    `every_s` for a new status. Used on the server's event loop.
+    """
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class StatusFeed:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; calls a function at the end, even if the response never
+    """A response of server-sent events. It calls `ended` at its end, even if it never
     began.
     """
 
@@ -206,8 +207,8 @@ class _Stream(StreamingResponse):
 
 
 async def _gzipped(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Compress a status with the earlier ones as the dictionary: each differs little
-    from the one before.
+    """Yield the events compressed by one compressor, because each status differs little
+    from the previous one.
     """
     packer = zlib.compressobj(level=1, wbits=_GZIP)
     async for event in events:

@@ -1,11 +1,11 @@
-"""Limits of the query server's connections: their number, the length of a head, and how
-long a client may take to ask and to read.
+"""Limits of the query server's connections: their number, the length of a request's
+head, and how long a client may take to ask and to read.
 
-A connection that is idle after an answer is closed by uvicorn. A client that never
-finishes a request, or never reads its answer, would hold a file descriptor for ever,
-and the process needs them for its databases and its brokers. With TLS a connection
-reaches its protocol after the handshake only: before that, the socket and the loop
-limit it.
+uvicorn closes a connection that is idle after an answer. A client that never finishes a
+request, or never reads its answer, would hold a file descriptor for ever, and the
+process needs file descriptors for its databases and its brokers. A TLS connection
+reaches its protocol only after the handshake. Until then, the socket and the loop limit
+it.
 
 Invariant: every connection makes progress or is closed.
 """
@@ -37,17 +37,17 @@ from coopstreams.topology.errors import QueryError
 log = logging.getLogger(__name__)
 
 LONGEST_HEAD = 1 << 16
-"""The most bytes of the request line and the headers: what HTTP clients allow of a URL
-(`paths`).
+"""The most bytes of the request line and the headers together: what HTTP clients allow
+of a URL (`paths`).
 """
 MOST_LINES = 100
-"""The most headers."""
+"""The most headers of a request."""
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 SAY_EVERY_S = 60.0
 CLOSE_S = 0.5
-"""How long an idle connection may take to close when the server stops: of TLS, it would
-wait for the client's goodbye, which one that keeps the connection for later does not
-send.
+"""How long an idle connection may take to close when the server stops. A TLS connection
+would wait for the client's closing message, which a client that pools its connections
+does not send.
 """
 
 
@@ -72,7 +72,7 @@ def _last(error: QueryError) -> bytes:
 
 
 def too_long(received: bytes) -> bool:
-    """Whether the head of a request that begins with these bytes is longer than
+    """Return whether the head of a request that begins with these bytes is longer than
     allowed.
     """
     end = _BLANK_LINE.search(received, 0, LONGEST_HEAD + 4)
@@ -82,7 +82,7 @@ def too_long(received: bytes) -> bool:
 
 
 def limited(most: RequestLimits) -> type[asyncio.Protocol]:
-    """Return the protocol of connections that keep to these limits."""
+    """Return the protocol class of connections that keep these limits."""
 
     class Limited(LimitedProtocol):
         limits = most
@@ -92,7 +92,7 @@ def limited(most: RequestLimits) -> type[asyncio.Protocol]:
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection with the limits of a subclass."""
+    """An HTTP connection that keeps the limits of its subclass."""
 
     limits: ClassVar[RequestLimits]
     full: ClassVar[bytes]
@@ -100,7 +100,7 @@ class LimitedProtocol(H11Protocol):
     said_at: ClassVar[float] = -SAY_EVERY_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
-        """Take the connection, or refuse it."""
+        """Accept the connection, or refuse it if too many are open."""
         super().connection_made(transport)
         limits = self.limits
         self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
@@ -120,14 +120,14 @@ class LimitedProtocol(H11Protocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadlines."""
+        """Cancel the deadlines of the connection."""
         self._asking.cancel()
         self._reading.cancel()
         self._closing.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request, which has to be complete in time."""
+        """Read a part of a request, all of which has to arrive within `ask_s`."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
@@ -137,10 +137,10 @@ class LimitedProtocol(H11Protocol):
             self._asking.set()
 
     def handle_events(self) -> None:
-        """Refuse a head that is too long, before it is parsed.
+        """Refuse a head that is too long before it is parsed.
 
-        The parser has no limit of lines, and its own limit does not hold for what comes
-        at once: a head of 1 MB took it a third of a second.
+        The parser does not limit lines, and its limit of bytes does not hold for data
+        that comes at once: a head of 1 MB took it a third of a second.
         """
         reads_head = self.conn.their_state is h11.IDLE
         if reads_head and too_long(self.conn.trailing_data[0]):
@@ -150,29 +150,31 @@ class LimitedProtocol(H11Protocol):
         super().handle_events()
 
     def shutdown(self) -> None:
-        """Close the connection, at once if it is idle."""
+        """Close the connection: at once if it is idle, otherwise after the answer."""
         super().shutdown()
         if self.transport.is_closing():
             self._closing.set()
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, for a while."""
+        """Stop writing, and abort the connection unless the client reads within
+        `read_s`.
+        """
         super().pause_writing()
         self._reading.set()
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Write again, because the client has read."""
         self._reading.cancel()
         super().resume_writing()
 
 
 class BoundedSocket(socket.socket):
-    """A socket that listens, and closes at once what it accepts while `most` of its
-    connections are open.
+    """A listening socket. While `most` of its connections are open, it closes each new
+    one at once.
     """
 
     def __init__(self, listener: socket.socket, most: int) -> None:
-        """Take the descriptor of a socket over."""
+        """Take over the descriptor of a listening socket."""
         super().__init__(fileno=listener.detach())
         self._most = most
         self._open: list[socket.socket] = []
@@ -181,8 +183,8 @@ class BoundedSocket(socket.socket):
         """Accept a connection.
 
         Raises:
-            ConnectionAbortedError: it was closed at once. An event loop goes on to the
-            next one.
+            ConnectionAbortedError: too many are open, so it was closed. An event loop
+                then accepts the next one.
         """
         accepted, address = super().accept()
         if len(self._open) >= self._most:
@@ -195,8 +197,8 @@ class BoundedSocket(socket.socket):
 
 
 def limit_handshakes(loop: asyncio.AbstractEventLoop, most_s: float) -> None:
-    """Have the TLS servers that this loop will make close a connection whose handshake
-    takes longer.
+    """Limit the TLS handshakes of the servers that this loop will make: a slower
+    connection is closed.
 
     uvicorn has no setting for it, and asyncio waits for a minute.
     """
@@ -206,7 +208,9 @@ def limit_handshakes(loop: asyncio.AbstractEventLoop, most_s: float) -> None:
 
 
 class _Deadline:
-    """Calls a function at the end of a time; `set` has no effect while it runs."""
+    """A timer that calls a function after some seconds; `set` has no effect while it
+    runs.
+    """
 
     def __init__(
         self,

@@ -1,14 +1,13 @@
-"""The native front of the query server: its two threads, and the socket of the server
-behind it.
+"""The two threads of the native front, and the socket of the Python server behind it.
 
-One thread serves: sockets, heads, slow clients, without the interpreter's lock. The
-other one answers the requests for keys that wait, all of them each time it gets the
-lock. Any other request, or one that cannot be answered here and now, goes through a
-Unix socket to the server behind, which is the only server where there is no front.
+One thread serves sockets, heads of requests and slow clients, without the interpreter's
+lock. The other thread answers waiting requests for keys, all of them each time it gets
+the lock. Any other request, or one that it cannot answer here and now, goes through a
+Unix socket to the server behind. Without a front, that is the only server.
 
-Invariant: the clients of a front see what they would see without one. Turned down:
-answering each request by itself: each would wait for the lock, which a busy thread
-gives up every 5 ms.
+Invariant: the clients of a front see what they would see without one.
+Turned down: answering each request by itself: each would wait for the lock, which a
+busy thread gives up every 5 ms.
 """
 
 from __future__ import annotations
@@ -35,35 +34,37 @@ log = logging.getLogger(__name__)
 
 
 class Front(Protocol):
-    """A front, as the extension makes it."""
+    """The native front of a query server: an object of the extension
+    `coopstreams-native`.
+    """
 
     def known_as(self, names: Sequence[str], suffixes: Sequence[str]) -> None:
-        """Answer keys only to who asks by one of these names, by an address or by a
-        name without a dot.
+        """Answer a request for keys only if it names one of these hosts, an address, or
+        a name without a dot.
         """
 
     def serve(self) -> None:
         """Accept connections and serve them, until `drain` and `end` were called."""
 
     def wait(self) -> bool:
-        """Wait until requests wait, or a connection was refused; False: the front has
-        ended.
+        """Block until a request for keys waits, or a connection was refused; return
+        False when the front has ended.
         """
         ...
 
     def take(self, age_s: float) -> list[KeyRequest]:
-        """Return the requests that have waited for at least this long, the oldest
-        first.
+        """Take the requests that have waited for at least `age_s`, and return them,
+        oldest first.
         """
         ...
 
     def give(self, answers: Sequence[bytes | None]) -> None:
-        """Send the answers to the requests that were taken last; None: the server
-        behind answers.
+        """Send the answers to the requests of the last `take`; a None is answered by
+        the server behind.
         """
 
     def refused(self) -> int:
-        """Return how many connections were refused."""
+        """Return how many connections were refused so far."""
         ...
 
     def open(self) -> int:
@@ -83,10 +84,10 @@ class Front(Protocol):
 
 
 class FrontThreads:
-    """The threads of a front, between `start` and `end`."""
+    """The threads of a front, which run between `start` and `end`."""
 
     def __init__(self, make: Callable[..., Any], limits: RequestLimits) -> None:
-        """Bind the socket of the server behind.
+        """Bind the Unix socket of the server behind.
 
         Raises:
             ConfigError: the socket cannot be bound.
@@ -119,8 +120,8 @@ class FrontThreads:
         budget: CpuBudget,
         hosts: Hosts | None,
     ) -> None:
-        """Serve; the listener is the front's from now on. `hosts`: who asks by another
-        name is answered behind it.
+        """Serve from the listener, which the front takes over. `hosts`: a request to
+        another name is answered by the server behind.
         """
         limits = self._limits
         self._front = self._make(
@@ -161,7 +162,9 @@ class FrontThreads:
             self._front.drain()
 
     def end(self, patience_s: float) -> None:
-        """End within this time; connections that are still open then are closed."""
+        """End the front within `patience_s`; connections that are still open then are
+        closed.
+        """
         deadline = time.monotonic() + patience_s
         if self._threads:
             while self._front.open() and time.monotonic() < deadline:

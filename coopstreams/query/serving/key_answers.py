@@ -1,15 +1,15 @@
-"""Answers requests for keys that a front has read, a batch at a time.
+"""Answers to the requests for keys that a front has read, a batch at a time.
 
     target -> keys -> is this instance the owner? -> rows -> owned all the time? -> JSON
 
-A front and Python meet in two methods: `KeyAnswers.of` and `overdue`. They return the
-bytes to send, or None where `QueryApp` is to answer: if a key belongs to another
-instance, or moves, or if a schema registry must be asked.
+A front calls two methods: `KeyAnswers.of` and `overdue`. They return the bytes to send,
+or None if `QueryApp` has to answer: if a key belongs to another instance, or moves, or
+if a schema registry must be asked.
 
-Invariant: an answer equals that of `QueryApp`: the query, the rows, the JSON, and what
-is refused (`Gate`) come from the same functions.
-Invariant: a key range is read by one view a batch, and its ownership is checked after
-the last read of the batch.
+Invariant: an answer equals that of `QueryApp`: the query, the rows, the JSON, and the
+refusals (`Gate`) come from the same functions.
+Invariant: a batch reads a key range by one view, and its ownership is checked after the
+last read of the batch.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ from coopstreams.topology.schemas import RegistryNeededError, promptly
 
 KEY = "/v1/stores/{store}/keys/{key}"
 KEYS = "/v1/stores/{store}/keys"
-"""The routes that are answered here."""
+"""The routes whose requests `KeyAnswers` answers."""
 
 KeyRequest: TypeAlias = tuple[bytes, bytes | None, float]
-"""The target of a request, its header `authorization`, and for how long it has waited
-(s).
+"""The target of a request, its header `authorization`, and the seconds that it has
+waited.
 """
 
 _Found: TypeAlias = tuple[KeyQuery, list[KeyRow]]
-"""A query, and the rows of its keys, not yet known to be owned all the time."""
+"""A query, and the rows of its keys. It is not yet checked that their ranges were owned
+all the time.
+"""
 
 
 class KeyAnswers:
@@ -59,8 +61,8 @@ class KeyAnswers:
         self._gate = gate
 
     def of(self, requests: Sequence[KeyRequest]) -> list[bytes | None]:
-        """Return the answers to some requests, as bytes to send; None: `QueryApp`
-        answers.
+        """Return the answers to these requests, as bytes to send; None: `QueryApp` has
+        to answer.
         """
         began = time.monotonic()
         with closing(Views(self._gate.backend)) as views:
@@ -91,9 +93,7 @@ class KeyAnswers:
         authorization: bytes | None,
         views: Views,
     ) -> _Found | QueryError | None:
-        """Return the rows of a request, or the error in their place; None: `QueryApp`
-        answers.
-        """
+        """Return the rows of a request, or its error; None: `QueryApp` has to answer."""
         if views.bytes > MOST_BYTES:  # there, a few requests have their rows at a time
             return None
         try:
@@ -143,8 +143,8 @@ class KeyAnswers:
         found: _Found | QueryError,
         seconds: float,
     ) -> bytes | None:
-        """Return an answer as bytes to send, and count it; None: `QueryApp` answers,
-        because a schema registry must be asked.
+        """Return an answer as bytes to send, and count it. None: `QueryApp` has to
+        answer, because a schema registry must be asked.
         """
         error = found if isinstance(found, QueryError) else None
         status = 200

@@ -1,5 +1,5 @@
-"""The query server of one instance: binds its socket at once, and serves on an event
-loop in its own thread later.
+"""The query server of one instance: it binds its socket at once, and serves later, on
+an event loop in its own thread.
 
 An instance tells the group its address when it joins, before it can serve. So binding
 and serving are two steps.
@@ -37,8 +37,10 @@ DRAIN_S = 3
 
 
 class QueryServer:
-    """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its
-    `url`, `start(...)`, `stop()`.
+    """An HTTP server on a thread of its own.
+
+    Make it with `QueryServer("127.0.0.1:0")`, tell the group its `url`, then
+    `start(...)` and `stop()` it.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class QueryServer:
         metrics: Metrics,
         limits: RequestLimits | None = None,
     ) -> None:
-        """Serve on a thread of its own; return when requests are answered.
+        """Serve on a thread of its own; return once requests are answered.
 
         Raises:
             ConfigError: the server did not start; the log says why.
@@ -243,8 +245,8 @@ def _bound(listen: str) -> socket.socket:
 
 
 def _reachable(host: str) -> str:
-    """Return an address as a URL has it; of a server on all addresses, this host's
-    name.
+    """Return an address in the form of a URL; if it means all addresses, the name of
+    this host.
     """
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
@@ -252,5 +254,5 @@ def _reachable(host: str) -> str:
 
 
 def url_of(address: str, scheme: str) -> str:
-    """Return the URL of HOST:PORT, or the URL itself."""
+    """Return the URL of HOST:PORT; a URL is returned unchanged."""
     return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
