@@ -1,9 +1,9 @@
-"""Checkpoints: for each key group of a store, the changelog, offset and window start of
-its state.
+"""Checkpoints: the changelog offset and the observed window start of each key group of
+a store.
 
-Siblings share a store and its changelog partition but commit separately, so each run of
-key groups has a checkpoint. If a task opens another range than the last one, it cuts
-the checkpoints: those outside its range stay.
+Sibling tasks share a store and its changelog partition but commit separately, so each
+run of key groups has a checkpoint of its own. A task that opens another key range than
+the previous task replaces only the checkpoints of its own range.
 
 Invariant: the checkpoints of a store are disjoint and ascending; equal neighbours are
 merged.
@@ -26,16 +26,15 @@ from coopstreams.topology.errors import StateCorruptError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 
 NOTHING_OBSERVED = -1
-"""The observed window start of a store without windows, or of one that has observed
-none.
-"""
+"""The value of `observed` for a store without windows, or before its first window."""
 
 NEVER_TRUE = 0
-"""A `true_ms` for state that was never known to be true: no restore continues from it.
+"""The value of `true_ms` for state that was never known to equal its changelog. No
+restore continues from it.
 """
 
 PROVEN = -1
-"""The `unproven_from` of state of which no row can be missing."""
+"""The value of `unproven_from` for state of which no row can be missing."""
 
 NO_TOPIC = ""
 """The topic id of state without a changelog, or whose changelog has no topic id."""
@@ -46,8 +45,8 @@ class Checkpoint:
     """The changelog position of the state of a store's key groups first..last
     (inclusive).
 
-    Shape: `offset` is the next one to replay. `observed` is the largest window start
-    that counts for retention.
+    Shape: `offset` is the next offset to replay. `observed` is the start of the newest
+    window that the groups have observed: older windows expire by it.
     """
 
     first: int
@@ -55,14 +54,15 @@ class Checkpoint:
     offset: int
     observed: int = NOTHING_OBSERVED
     true_ms: int = NEVER_TRUE
-    """Wall clock at which the state was equal to the end of the changelog. Compaction
-    removes tombstones, so a restore cannot continue from state that is too old.
+    """The wall clock at which the state was last known to equal the end of the
+    changelog. Compaction removes tombstones, so a restore cannot continue from state
+    that is too old.
     """
     topic_id: str = NO_TOPIC
     """The id of the topic to which the offset belongs."""
     unproven_from: int = PROVEN
-    """The offset from which a source topic was read up to `offset`, while it is not
-    known yet whether compaction had removed rows there.
+    """For a store that is restored from a source topic: the offset from which the topic
+    was read up to `offset` while compaction may have removed rows that the store needs.
     """
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Checkpoints:
         return bool(self.runs)
 
     def within(self, groups: KeyGroups) -> list[Checkpoint]:
-        """Return the checkpoints of some groups, cut to them."""
+        """Return the checkpoints that overlap these key groups, cut to the groups."""
         first, last = groups
         return [
             run
@@ -101,20 +101,22 @@ class Checkpoints:
         ]
 
     def by_group(self) -> list[Checkpoint | None]:
-        """Return the checkpoint of each group, None for those that have none."""
+        """Return a list with the checkpoint of each key group, None for a group without
+        one.
+        """
         found: list[Checkpoint | None] = [None] * len(ALL_GROUPS.numbers)
         for run in self.runs:
             found[run.first : run.last + 1] = [run] * (run.last + 1 - run.first)
         return found
 
     def without(self, groups: KeyGroups) -> Checkpoints:
-        """Return the checkpoints of all other groups."""
+        """Return the checkpoints of all key groups but these."""
         below = KeyGroups(0, groups.first - 1)
         above = KeyGroups(groups.last + 1, ALL_GROUPS.last)
         return Checkpoints((*self.within(below), *self.within(above)))
 
     def put(self, checkpoints: Iterable[Checkpoint]) -> Checkpoints:
-        """Return the checkpoints with these in place of those of their groups."""
+        """Return a copy in which the new checkpoints replace those of their key groups."""
         result = self
         for new in checkpoints:
             result = Checkpoints(
@@ -128,18 +130,18 @@ class Checkpoints:
         return Checkpoints(tuple(_joined(result.runs)))
 
     def offset(self, groups: KeyGroups) -> int | None:
-        """Return the offset from which these groups are restored; None if one of them
-        has no checkpoint.
+        """Return the offset from which these key groups are restored; None if one of
+        them has no checkpoint.
         """
         runs = self.within(groups)
         known = sum(len(run.groups.numbers) for run in runs) == len(groups.numbers)
         return min(run.offset for run in runs) if known else None
 
     def observed(self, groups: KeyGroups = ALL_GROUPS) -> int:
-        """Return the window start that all of these groups have observed.
+        """Return the smallest window start that these key groups have observed.
 
-        That is the smallest one: a lagging sibling still needs its windows, and a
-        surplus window is hidden as soon as stream time advances.
+        It is the smallest, because a lagging sibling still needs its windows. A window
+        that is kept too long is hidden as soon as stream time advances.
         """
         return min(
             (run.observed for run in self.within(groups)), default=NOTHING_OBSERVED
@@ -148,7 +150,7 @@ class Checkpoints:
     def encode(self) -> bytes:
         """Return the checkpoints as bytes.
 
-        Shape: MessagePack, an array of maps by the names of the fields, ascending.
+        Shape: a MessagePack array of maps by field name, ascending by key group.
         """
         return _ENCODER.encode(self.runs)
 

@@ -1,8 +1,9 @@
 """The state of one (sub-topology, partition) on an instance: its stores, with the
 checkpoint of each key group.
 
-Sibling tasks share it, each with key groups of its own and from its own thread; so do
-restores and queries. Each write brings its checkpoints in the same batch.
+Sibling tasks share it, each with key groups of its own and from its own thread.
+Restores and queries share it as well. A write stores rows and their checkpoints in one
+batch.
 
 Stores may be in several engines. Each engine is an `EngineStores`, with the checkpoints
 of its own stores: a store in memory is restored from the beginning of its changelog at
@@ -12,7 +13,7 @@ Invariant: state and checkpoint of a key group change atomically, except for row
 the changelog brings again. Turned down: one batch over all engines (two engines cannot
 share a batch, and need not: each store has its own changelog, and a database may be
 behind its changelogs). Turned down: a database for each task (siblings would triple the
-memory, and a range that is cut again would have to move).
+memory, and state would have to move when key ranges are cut differently).
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ _NONE: Mapping[str, Engine] = MappingProxyType({})
 
 
 class Database:
-    """Stores over an engine. Thread-safe: the lock of each engine's stores. `apart`: by
-    store, the engines of stores that are not in `engine`.
+    """The stores of one (sub-topology, partition), in one or several engines.
+    Thread-safe: each engine's stores have a lock.
 
-    A store that was written with another shape (kind, segment length, the topic of its
-    checkpoints) starts empty, and its changelog restores it.
+    `apart`: the engines of the stores that are not in `engine`, by store name.
+
+    A store that was written with another shape (kind, segment length, source topic)
+    starts empty, and its changelog restores it.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class Database:
         self.guard = Lock()
         """The lock of `siblings`."""
         self.siblings: dict[str, Any] = {}
-        """State that operators of all tasks share, by name. It lives as long as the
-        object.
+        """State that the operators of all sibling tasks share, by name. It lives as
+        long as this object.
         """
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         self._engine_stores: list[EngineStores] = []
@@ -85,12 +88,14 @@ class Database:
             self._of |= {spec.name: engine_stores for spec in stores}
 
     def getter(self, store: str) -> Getter:
-        """Return the function that reads a database key of a key-value store."""
+        """Return a function that reads the value of a database key in a key-value
+        store.
+        """
         return self._of[store].getter(store)
 
     def segment_getter(self, store: str, segment: int) -> Getter | None:
-        """Return the function that reads a database key of a time segment; None if
-        there is no such segment.
+        """Return a function that reads the value of a database key in a time segment;
+        None if the segment does not exist.
         """
         return self._of[store].segment_getter(store, segment)
 
@@ -107,8 +112,8 @@ class Database:
         *,
         reverse: bool = False,
     ) -> Rows:
-        """Return the store keys start <= key < end of some key groups and their values,
-        in key order, as of now.
+        """Return the rows (store key, value) with start <= key < end of some key
+        groups, in key order, as of now.
 
         It costs a seek for each group and segment, unless there are few rows. For the
         windows of one key, use `windows_of`.
@@ -116,9 +121,10 @@ class Database:
         return self._of[store].scan(store, groups, start, end, reverse=reverse)
 
     def beginning_with(self, store: str, key: bytes) -> Rows:
-        """Return the database keys of a key-value store that begin with that of a plain
-        key, and their values, as of now. Those of other plain keys, of which this one
-        is the beginning, may be among them.
+        """Return the rows (database key, value) of a key-value store whose database
+        keys begin with that of a plain key, as of now.
+
+        Rows of longer plain keys that begin with this plain key may be among them.
         """
         return self._of[store].beginning_with(store, key)
 
@@ -129,10 +135,10 @@ class Database:
         first_ms: int,
     ) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live,
-        from a timestamp on.
+        from the timestamp `first_ms` on.
 
-        Shape: ordered by timestamp, then key. A row may be listed under earlier ones,
-        too, and a deleted one still is.
+        Shape: ordered by timestamp, then by key. A row may also be listed under
+        timestamps earlier than its own. A deleted row may still be listed.
         """
         return self._of[store].by_timestamp(store, groups, first_ms)
 
@@ -143,17 +149,17 @@ class Database:
         first: int,
         last: int,
     ) -> Rows:
-        """Return the store keys of a plain key with first <= time <= last, and their
-        values, by time, as of now.
+        """Return the rows (store key, value) of a plain key with first <= time <= last,
+        ordered by time, as of now.
 
-        Units: `first` at least 0, `last` below 2^63; the time of a session or version
-        is its end.
+        Units: ms; `first` at least 0, `last` below 2^63. The time of a window is its
+        start, that of a session or version its end.
         """
         return self._of[store].windows_of(store, key, first, last)
 
     def latest_ms(self, store: str) -> int:
-        """Return a time behind which a window or session store has none; less than 0:
-        it is empty.
+        """Return an upper bound (ms, inclusive) for the times of a window or session
+        store; less than 0 if the store is empty.
         """
         return self._of[store].latest_ms(store)
 
@@ -166,9 +172,9 @@ class Database:
         segments that have expired.
 
         Raises:
-            StateError: no checkpoint was written, and no row but those that the
-                changelog brings again; with stores in several engines, some engines may
-                be written, with their checkpoints, and others not.
+            StateError: no checkpoint was written, and no row except rows that the
+                changelog brings again. If the stores are in several engines, some
+                engines may have been written completely.
         """
         if len(self._engine_stores) == 1:
             self._engine_stores[0].write(changes, checkpoints)
@@ -188,8 +194,8 @@ class Database:
                 engine_stores.write(here, at)
 
     def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
-        """Return the rows of some key groups of a store, by family, with database keys,
-        as of now.
+        """Return each family of a store with its rows (database key, value) of some key
+        groups, as of now.
         """
         return self._of[store].rows(store, groups)
 
@@ -199,18 +205,18 @@ class Database:
         checkpoints: Sequence[Checkpoint],
         files: Mapping[str, Sequence[Path]],
     ) -> None:
-        """Replace all keys of a store in the groups of the checkpoints by sorted files
-        (by family).
+        """Replace all rows of a store in the key groups of the checkpoints by the rows
+        of sorted files, and store the checkpoints.
 
-        The files hold keys of these groups alone, and are gone afterwards. If it is
-        interrupted, the groups have no checkpoint and are emptied when they are opened
-        next.
+        `files`: the files by family. They hold keys of these groups alone, and are gone
+        afterwards. If the call is interrupted, the groups have no checkpoint, and the
+        next restore empties them.
         """
         self._of[store].ingest(store, checkpoints, files)
 
     def drop(self, groups: KeyGroups) -> None:
-        """Delete these key groups of all stores: keys and checkpoints, in one batch of
-        each engine.
+        """Delete the keys and checkpoints of these key groups in all stores, in one
+        batch of each engine.
         """
         for engine_stores in self._engine_stores:
             engine_stores.drop(groups)
@@ -226,12 +232,12 @@ class Database:
         return self._of[store].has_keys(store, groups)
 
     def is_empty(self) -> bool:
-        """Whether there is neither a key nor a checkpoint."""
+        """Whether no store has a key or a checkpoint."""
         return all(engine_stores.is_empty() for engine_stores in self._engine_stores)
 
     def count(self, store: str, groups: frozenset[int]) -> int:
-        """Return the number of rows of some key groups of a store; an estimate if they
-        are more than a thousand.
+        """Return the number of rows of some key groups of a store; above a thousand, an
+        estimate.
         """
         return self._of[store].count(store, groups)
 
@@ -249,22 +255,22 @@ _CHECKPOINT = b"checkpoint/"
 _SHAPE = b"shape/"
 _BATCH = 10_000
 FEW = 4
-"""The most rows of a key group, on average, for which a scan reads all with one
+"""The average number of rows of a key group up to which a scan reads all rows with one
 iterator and sorts them.
 """
 FEW_BYTES = 1 << 20
-"""The most bytes of values that such a scan holds."""
+"""The most bytes of values that a scan with one iterator holds."""
 COUNTED = 1000
-"""The most rows that are counted one by one."""
+"""The most rows that `EngineStores.count` counts one by one."""
 PIECE = 1024
-"""The most rows of one write, where a write may be cut."""
+"""The most rows of one write, if the write may be divided."""
 
 
 class EngineStores:
-    """Stores in an engine. Thread-safe: a lock.
+    """The stores of a database that are in one engine. Thread-safe: a lock.
 
-    A store that was written with another shape (kind, segment length, the topic of its
-    checkpoints) starts empty, and its changelog restores it.
+    A store that was written with another shape (kind, segment length, source topic)
+    starts empty, and its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
@@ -302,11 +308,13 @@ class EngineStores:
             self._checkpoints.setdefault(spec.name, Checkpoints())
 
     def getter(self, store: str) -> Getter:
-        """See `Database.getter`."""
+        """Return a function that reads a key: see `Database.getter`."""
         return self._engine.getter(layout.family_of(store))
 
     def segment_getter(self, store: str, segment: int) -> Getter | None:
-        """See `Database.segment_getter`."""
+        """Return a function that reads a key in a time segment: see
+        `Database.segment_getter`.
+        """
         with self._lock:
             return (
                 self._engine.getter(layout.segment_family(store, segment))
@@ -315,7 +323,7 @@ class EngineStores:
             )
 
     def checkpoints(self, store: str) -> Checkpoints:
-        """See `Database.checkpoints`."""
+        """Return the checkpoints of a store."""
         with self._lock:
             return self._checkpoints[store]
 
@@ -328,7 +336,7 @@ class EngineStores:
         *,
         reverse: bool = False,
     ) -> Rows:
-        """See `Database.scan`."""
+        """Return rows in key order: see `Database.scan`."""
         wanted = frozenset(groups)
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
@@ -345,7 +353,7 @@ class EngineStores:
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
     def beginning_with(self, store: str, key: bytes) -> Rows:
-        """See `Database.beginning_with`."""
+        """Return the rows that begin with a plain key: see `Database.beginning_with`."""
         first = layout.database_key(key, key)
         with self._lock:
             return self._engine.scan(
@@ -360,7 +368,7 @@ class EngineStores:
         groups: Iterable[int],
         first_ms: int,
     ) -> Iterator[tuple[int, bytes]]:
-        """See `Database.by_timestamp`."""
+        """Return rows by their timestamps: see `Database.by_timestamp`."""
         family = layout.expiry_family(store)
         start = layout.TIMESTAMP.pack(max(0, first_ms))
         with self._lock:  # no write between the iterators: all see the same moment
@@ -386,7 +394,8 @@ class EngineStores:
         first: int,
         last: int,
     ) -> Rows:
-        """See `Database.windows_of`.
+        """Return the rows of a plain key within a time range: see
+        `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of
         each segment in the time range. Versions have no segments.
@@ -426,7 +435,7 @@ class EngineStores:
         )
 
     def latest_ms(self, store: str) -> int:
-        """See `Database.latest_ms`."""
+        """Return an upper bound for the times of a store: see `Database.latest_ms`."""
         with self._lock:
             return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(
                 self.specs[store]
@@ -441,8 +450,8 @@ class EngineStores:
         segments that have expired.
 
         Raises:
-            StateError: no checkpoint was written, and no row but those that `_cut` lets
-            be ahead of it.
+            StateError: no checkpoint was written, and no row except those that `_cut`
+                allows to be ahead of it.
         """
         with self._lock:
             after = {
@@ -455,7 +464,7 @@ class EngineStores:
                     self._expire(self.specs[store])
 
     def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
-        """See `Database.rows`."""
+        """Return the rows of each family of a store: see `Database.rows`."""
         with self._lock:
             low, high = layout.group_bounds(groups)
             return [
@@ -469,7 +478,7 @@ class EngineStores:
         checkpoints: Sequence[Checkpoint],
         files: Mapping[str, Sequence[Path]],
     ) -> None:
-        """See `Database.ingest`."""
+        """Replace the rows of some key groups by sorted files: see `Database.ingest`."""
         with self._lock:
             known = self._checkpoints[store]
             for at in checkpoints:
@@ -489,7 +498,9 @@ class EngineStores:
             self._write([], {store: known.put(checkpoints)})
 
     def drop(self, groups: KeyGroups) -> None:
-        """Delete these key groups of all stores: keys and checkpoints, in one batch."""
+        """Delete the keys and checkpoints of these key groups in all stores, in one
+        batch.
+        """
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
             changes = [
@@ -509,7 +520,9 @@ class EngineStores:
                     self._expire(spec)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
-        """See `Database.wipe`."""
+        """Delete the rows of some key groups and store a checkpoint: see
+        `Database.wipe`.
+        """
         with self._lock:
             families = [
                 family
@@ -523,14 +536,14 @@ class EngineStores:
             )
 
     def has_keys(self, store: str, groups: KeyGroups) -> bool:
-        """See `Database.has_keys`."""
+        """Whether these key groups of a store have any key."""
         with self._lock:
             return any(
                 self._has_keys(family, groups) for family in self._families(store)
             )
 
     def is_empty(self) -> bool:
-        """Whether there is neither a key nor a checkpoint."""
+        """Whether no store has a key or a checkpoint."""
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
             return not any(self._checkpoints.values()) and not any(
@@ -538,11 +551,11 @@ class EngineStores:
             )
 
     def count(self, store: str, groups: frozenset[int]) -> int:
-        """Return the number of rows of some key groups; if it is over `COUNTED`, their
-        share of the engine's estimate.
+        """Return the number of rows of some key groups; above `COUNTED`, their share of
+        the engine's estimate.
 
-        RocksDB's estimate takes each write of a row that is not compacted yet for a
-        row.
+        RocksDB's estimate counts an overwritten row once for each write, until
+        compaction.
         """
         if not groups:
             return 0
@@ -575,12 +588,11 @@ class EngineStores:
         start: bytes | None,
         end: bytes | None,
     ) -> list[tuple[bytes, bytes]] | None:
-        """Return the store keys start <= key < end of some key groups and their values,
-        in no order.
+        """Return the rows (store key, value) with start <= key < end of some key
+        groups, unordered; None if they may be many, or are large.
 
-        None: the groups may have many rows, or these are large. An iterator for each
-        group costs more than to read a few rows and to sort them. The counts are
-        approximate, so the rows are counted as well.
+        An iterator for each group costs more than to read a few rows and to sort them.
+        The engine's counts are approximate, so the rows are counted as well.
         """
         most = FEW * len(groups)
         if not groups or sum(self._engine.count(family) for family in families) > most:
@@ -607,7 +619,7 @@ class EngineStores:
         ]
 
     def _all_families(self, store: str) -> list[str]:
-        """Return the families of a store, that of the timestamps included."""
+        """Return the families of a store, including its `expiry_family`."""
         expires = self.specs[store].ttl_ms is not None
         return [
             *self._families(store),
@@ -638,16 +650,16 @@ class EngineStores:
         self._checkpoints.update(new)
 
     def _cut(self, changes: Sequence[Change]) -> tuple[Iterator[Change], list[Change]]:
-        """Return what may be written ahead of the checkpoints, piece by piece, and what
-        must be written with them.
+        """Return the changes that may be written before the checkpoints, in pieces, and
+        the changes that must be written with the checkpoints.
 
-        RocksDB's binding has the interpreter for all of a write: 100 000 rows in one
-        keep all other threads waiting for a tenth of a second. After a crash, rows that
-        are ahead of their checkpoint are restored from it to the end of the changelog,
-        which has them. So must rows without a changelog wait for the checkpoint, and
-        rows that are read together with others of their commit: sessions that become
-        one, versions, rows and the times at which they expire. A scan sees no half of a
-        commit, because it waits for the lock.
+        RocksDB's binding holds the interpreter's lock during a write: a write of 100
+        000 rows would stop all other threads for a tenth of a second. After a crash,
+        the restore from a checkpoint to the end of the changelog repairs rows that are
+        ahead of the checkpoint. So rows without a changelog must be written with the
+        checkpoint. The same holds for rows that are read together with others of their
+        commit: merged sessions, versions, and rows with the times at which they expire.
+        A scan never sees half of a commit, because it waits for the lock.
         """
         ahead: list[Change] = []
         together: list[Change] = []
@@ -710,7 +722,7 @@ class EngineStores:
     def _expire(self, spec: StoreSpec) -> None:
         """Drop the segments that have expired for all key groups.
 
-        A machine that dies may come back with an older state of all families, but
+        A machine that crashes may come back with an older state of all families, but
         without the dropped segments. No window is lost: the changelog was ahead of the
         drop, and after a restore to its end these windows have expired.
         """
@@ -810,7 +822,9 @@ def _bounds(
     start: bytes | None,
     end: bytes | None,
 ) -> Bounds:
-    """Return the bounds of the store keys start <= key < end of a key group."""
+    """Return the bounds of the database keys of a key group with start <= store key <
+    end.
+    """
     first, behind = layout.group_bounds(KeyGroups(group, group))
     return first + (start or b""), behind if end is None else first + end
 

@@ -66,12 +66,14 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Thread-safe: two locks. `store_type`:
-    the default of stores that name none.
+    """The state folder of one instance, with its open databases. Thread-safe: two
+    locks.
+
+    `store_type`: the store type of stores that name none.
 
     Raises:
-        StateLockedError: another process has the folder; names the process and the
-        cure.
+        StateLockedError: another process has the folder; the message names the process
+            and the cure.
         StateError: the folder cannot be used, or a newer coopstreams wrote it.
     """
 
@@ -132,15 +134,15 @@ class StateDirectory:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 
     def begin(self, topic_id: str) -> None:
-        """Empty the folder if it has rows from before a reset of the application, or
+        """Empty the folder if its rows are from before a reset of the application, or
         from another cluster.
 
-        Rows of stores without a changelog have no checkpoint that would tell. Call it
-        before the first database is opened; while one is open, its rows are of now.
+        The checkpoints of stores without a changelog do not show that. Call it before
+        the first database is opened: if one is open, nothing is deleted.
 
-        `topic_id`: of the topic that keeps the topology, which a reset deletes; empty:
-        not known, nothing is done. A folder that has noted none, because an older
-        coopstreams had it or no such store, is kept.
+        `topic_id`: the id of the topic that keeps the topology, which a reset deletes.
+        If it is empty (unknown), nothing is done. A folder in which no id was stored
+        yet is kept.
 
         Raises:
             StateError: the folder cannot be used.
@@ -178,8 +180,8 @@ class StateDirectory:
         `wipe_corrupt`: delete a damaged database, log it, and begin with an empty one.
 
         Raises:
-            StateCorruptError: it is damaged; names the folder and whether it may be
-            deleted.
+            StateCorruptError: the database is damaged; the message names the folder and
+                whether it may be deleted.
         """
         at = (subtopology, partition)
         with self._lock:
@@ -190,8 +192,8 @@ class StateDirectory:
             return self._use(at, specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back. The last user closes it, and removes its folders if
-        empty. After `close`, a no-op.
+        """Give back a database that `open` returned. When its last user does so, close
+        it, and remove its folders if it is empty. After `close`, do nothing.
         """
         at = (subtopology, partition)
         with self._lock:
@@ -208,8 +210,8 @@ class StateDirectory:
         ranges: Iterable[KeyRange],
         specs: Sequence[StoreSpec],
     ) -> None:
-        """Delete key ranges that have moved away, keys and checkpoints, and the folders
-        if nothing is left in them.
+        """Delete the keys and checkpoints of key ranges that have moved away, and the
+        folders if nothing is left in them.
 
         A damaged database is deleted as a whole: changelogs restore its other ranges.
         """
@@ -225,8 +227,11 @@ class StateDirectory:
                 self._give_back(at)
 
     def keep(self, ranges: Mapping[tuple[int, int], Iterable[KeyRange]]) -> None:
-        """Delete all but these key ranges, by sub-topology and partition; databases
-        that are not open, as a whole.
+        """Delete all state outside of these key ranges, which are given by sub-topology
+        and partition.
+
+        A database that is not open is kept if `ranges` has its partition, and deleted
+        as a whole if not.
         """
         with self._changing:
             for at in self.partitions():
@@ -376,8 +381,10 @@ class Databases:
         cache_bytes: int,
         tables: Callable[[SubTopology], Mapping[str, MakeTable]] = lambda _: NO_TABLES,
     ) -> None:
-        """`tables`: returns the factories of a sub-topology's stores that are not the
-        usual ones.
+        """Open no database yet.
+
+        `tables`: returns the factories of a sub-topology's stores that need another
+        class than the usual one.
         """
         self._tables = tables
         self._directory = directory
@@ -401,7 +408,7 @@ class Databases:
         )
 
     def state(self, task: TaskId, database: Database) -> TaskState:
-        """Return the state of a task over its database, after the restore."""
+        """Return the stores of a task over its database. Call it after the restore."""
         part = self.subtopology(task)
         return TaskState(
             database,
@@ -416,7 +423,7 @@ class Databases:
         self._directory.release(task.subtopology, task.partition)
 
     def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:
-        """Delete the key ranges of a task that no task of `here` has, so that a moved
+        """Delete a task's key range, except what tasks of `here` have, so that a moved
         range leaves no keys behind.
         """
         kept = [other.key_range for other in here if other.conflicts(task)]
@@ -426,7 +433,7 @@ class Databases:
             self._directory.drop(task.subtopology, task.partition, gone, stores)
 
     def keep(self, here: Iterable[TaskId]) -> None:
-        """Delete all key ranges that no task of `here` has."""
+        """Delete all state that no task of `here` has: see `StateDirectory.keep`."""
         ranges: dict[tuple[int, int], list[KeyRange]] = {}
         for task in here:
             ranges.setdefault((task.subtopology, task.partition), []).append(
@@ -446,7 +453,7 @@ def delete_folder(folder: Path) -> None:
     """Delete the state of an instance that is not running.
 
     Raises:
-        StateLockedError: it is running; names the process.
+        StateLockedError: the instance is running; the message names its process.
     """
     lock = _Lock(folder)
     try:
@@ -456,15 +463,14 @@ def delete_folder(folder: Path) -> None:
 
 
 class _Lock:
-    """The lock of a state folder, from the beginning until `release`. `held`: whether
-    this process has it.
+    """The lock of a state folder, held from the start until `release`.
 
-    A forked child closes its copy of the file: the kernel would keep the lock until the
-    child ends as well.
+    A forked child closes its copy of the file: otherwise the kernel would keep the lock
+    until the child ends as well.
 
     Raises:
-        StateLockedError: another process has it, or this one; names the process and the
-        cure.
+        StateLockedError: another process has the lock, or another instance in this one;
+            the message names the process and the cure.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -551,10 +557,9 @@ def _check_format(folder: Path) -> None:
 
 
 def _check_application(folder: Path, application_id: str) -> None:
-    """Empty a folder that was copied or renamed from another application's.
+    """Empty a folder that was copied or renamed from another application.
 
-    The rows of its stores without a changelog are checked by nothing else: those of
-    others are refused by topic ids.
+    Nothing else protects stores without a changelog. For other stores, topic ids do.
     """
     file = folder / "application"
     said = file.read_text(errors="replace").strip() if file.exists() else ""
@@ -578,7 +583,9 @@ def _empty(folder: Path) -> None:
 
 
 def _process_id(folder: Path) -> str:
-    """Return the id in the folder; make a new one if it is missing or unreadable."""
+    """Return the process id in the folder; make a new one if it is missing or
+    unreadable.
+    """
     file = folder / "process-id"
     try:
         return str(UUID(file.read_text(errors="replace").strip()))

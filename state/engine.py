@@ -2,15 +2,15 @@
 writes over all of them.
 
 There are two engines: `Rocks` on disk and `Memory`. Users add others by naming a class,
-`package.module:Class`, which `engines` calls with a folder of the engine's own. The
+`package.module:Class`, which `engines` calls with a folder for this engine alone. The
 folder exists, and is the same at the next start. `coopstreams.testing.check_engine`
-tests an engine against this page.
+tests an engine against this interface.
 
 Invariant: a `write` is atomic over all families, and a start finds the result of the
 first n writes, for some n. So an engine may lose its latest writes, or all, when the
 process or the machine dies. The last write of a commit also stores, in a family of its
-own, the changelog offsets that the state stands for, so the changelog supplies the
-rest. Turned down: snapshots as a type of their own. An iterator sees the moment at
+own, the changelog offsets that the state has reached, so the changelog supplies the
+rest. Turned down: a type for snapshots. An iterator sees the rows of the moment at
 which it was made; a caller that needs several iterators of one moment makes them while
 no write runs.
 """
@@ -28,7 +28,7 @@ Rows: TypeAlias = Iterator[tuple[bytes, bytes]]
 """Keys and values in key order."""
 
 Bounds: TypeAlias = tuple[bytes, bytes | None]
-"""First key, and the key behind the last one (None: there is no bound)."""
+"""The first key, and the key behind the last one (None: there is no upper bound)."""
 
 
 @dataclass(slots=True)
@@ -47,31 +47,32 @@ class Change:
 
 
 class Engine(Protocol):
-    """Families of ordered bytes. Thread-safe; `create`, `drop`, `write` and `close` are
-    never called at the same time.
+    """A storage engine: ordered maps of bytes, called families. Thread-safe; `create`,
+    `drop`, `write` and `close` are never called at the same time.
 
     Raises:
         StateError: any call after `close`; or the engine cannot read or write, with a
-        message for the operator.
+            message for the operator.
         StateCorruptError: the folder cannot be read and may be deleted: changelogs
-        restore it.
+            restore it.
     """
 
     def families(self) -> list[str]:
-        """Return the families that exist."""
+        """Return the names of all families."""
         ...
 
     def create(self, family: str) -> None:
-        """Make a family. An existing family is not changed."""
+        """Make a family, unless it exists."""
 
     def drop(self, family: str) -> None:
-        """Remove a family with all its keys. Its getters find no key from then on; its
-        iterators see the old rows.
+        """Remove a family with all its keys. Its getters find no key afterwards; its
+        open iterators still return the old rows.
         """
 
     def getter(self, family: str) -> Getter:
-        """Return the function that reads a key of an existing family, for the hot path.
-        It sees all later writes.
+        """Return a function that reads the value of a key in an existing family.
+
+        The function is for the hot path. It sees all later writes.
         """
         ...
 
@@ -89,7 +90,7 @@ class Engine(Protocol):
         ...
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write to existing families, atomically.
+        """Apply all changes to existing families, atomically.
 
         Raises:
             StateError: nothing was written (no space left on the device, ...).
@@ -100,13 +101,14 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the engine; iterators end with an error. Idempotent."""
+        """Close the engine; open iterators raise an error afterwards. Idempotent."""
 
 
 @runtime_checkable
 class Scanning(Engine, Protocol):
-    """An engine that reads many ranges for little more than the cost of one. In others
-    each range is a `scan`.
+    """An engine that reads many key ranges for little more than the cost of one.
+
+    For other engines, the caller makes a `scan` for each range.
     """
 
     def scans(
@@ -116,16 +118,16 @@ class Scanning(Engine, Protocol):
         *,
         reverse: bool = False,
     ) -> list[Rows]:
-        """Return the current rows within each of these bounds of an existing family,
-        all of one moment.
+        """Return the current rows of an existing family within each of the bounds, all
+        as of one moment.
         """
         ...
 
 
 @runtime_checkable
 class Peeking(Engine, Protocol):
-    """An engine that returns some rows of a range at less cost than `scan`, which reads
-    or copies the range.
+    """An engine that returns the first rows of a key range at less cost than `scan`,
+    which may read or copy the whole range.
     """
 
     def first(
@@ -135,16 +137,17 @@ class Peeking(Engine, Protocol):
         end: bytes | None,
         most: int,
     ) -> list[tuple[bytes, bytes]]:
-        """Return the first rows with start <= key < end of an existing family, `most`
-        of them, ascending.
+        """Return the first rows with start <= key < end of an existing family, at most
+        `most`, ascending.
         """
         ...
 
 
 @runtime_checkable
 class Ingesting(Engine, Protocol):
-    """An engine that takes RocksDB's sorted files as they are. For other engines their
-    rows are written one by one.
+    """An engine that takes RocksDB's sorted files without reading their rows.
+
+    For other engines, the caller writes the rows in batches.
     """
 
     def ingest(
@@ -154,11 +157,12 @@ class Ingesting(Engine, Protocol):
         *,
         move: bool = True,
     ) -> None:
-        """Add the rows of sorted files (at least one; `sst`) to an existing family,
-        over its rows.
+        """Add the rows of sorted files (at least one; see `sst`) to an existing family.
+        They replace rows of the same keys.
 
-        `move`: the files are gone afterwards. Everything written before is on disk
-        first; the ingested rows survive a crash of the machine once this has returned.
+        `move`: whether the files are moved into the engine, so that they are gone
+        afterwards. Earlier writes reach the disk before the files do. The ingested rows
+        survive a crash of the machine once this has returned.
 
         Raises:
             SnapshotError: a file is missing or is not a sorted file.

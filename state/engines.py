@@ -56,6 +56,8 @@ def new_engine(store_type: str) -> NewEngine:
 def check_store_types(specs: Iterable[StoreSpec], default: str) -> None:
     """Check that there is an engine for the store type of each store.
 
+    `default`: the store type of stores that name none.
+
     Raises:
         ConfigError: a store type has no engine.
     """
@@ -91,10 +93,10 @@ def open_database(
     default: str,
     open_engine: Callable[[str], Engine],
 ) -> Database:
-    """Return the database of these stores, each in an engine of its store type; without
-    stores, nothing is on disk.
+    """Return the database of these stores, each in an engine of its store type.
 
-    `open_engine` opens an engine of a store type on disk.
+    `default`: the store type of stores that name none. `open_engine` opens an engine of
+    a store type on disk. A database without stores is in memory.
 
     Raises:
         StateError: an engine cannot be opened; those that were opened are closed again.

@@ -8,14 +8,14 @@ is listed again under its timestamp. So an update costs nothing, and a row is ch
 once in its time to live. The next rows to expire are in a queue in memory, read a few
 thousand at a time.
 
-Invariant: each live row is in the queue, or else changed since the last commit, or else
-listed, with a time that is not after its timestamp. Listed rows that are not in the
+Invariant: each live row is in the queue, or has changed since the last commit, or is
+listed under a time that is not after its timestamp. Listed rows that are not in the
 queue have a time of at least `_read_to`.
-Invariant: a listed time is only a time to check, and goes when it has come. A row may
-have several: one that was deleted is still listed, and is listed again if it comes
-back. Turned down: listing each update (a row that is updated every second would be
-listed a thousand times), and time segments as windows have them (an update would move
-the row from one family to another).
+Invariant: a listed time is only a time to check the row, and is deleted after the
+check. A row may have several: a deleted row is still listed, and is listed again if it
+comes back. Turned down: listing each update (a row that is updated every second would
+be listed a thousand times), and time segments as windows have them (an update would
+move the row from one family to another).
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ from coopstreams.topology.stores import Entry, StoreSpec
 CHUNK = 4096
 """How many listed rows are read at once."""
 MOST_QUEUED = 4 * CHUNK
-"""The longest queue: then the later part of it is left to the database."""
+"""The longest queue. Above it, the later rows are removed from the queue; the database
+still lists them.
+"""
 QUEUED_BYTES = 200
 """The memory of a queued row without its key, which the buffer shares."""
 
 _EVER = 1 << 63
-"""Behind the last timestamp there is."""
+"""A time after the last possible timestamp."""
 
 
 class ExpiringEntry(PlacedEntry):
-    """An entry with a time no earlier than the one at which the database lists its row;
-    None: it is not listed.
+    """An entry of a store whose rows expire.
+
+    `listed`: the database lists the row at this time or before it; None: the row is not
+    listed.
     """
 
     __slots__ = ("listed",)
@@ -53,7 +57,7 @@ class ExpiringEntry(PlacedEntry):
 
 
 class ExpiringTable(Table):
-    """An `ExpiringTableStore`. One thread."""
+    """The store of one task whose rows expire: an `ExpiringTableStore`. One thread."""
 
     due_ms: int
     """The stream time at which `expired` has something to do."""
@@ -70,7 +74,7 @@ class ExpiringTable(Table):
         self._begin_queue()
 
     def note(self, key: bytes, entry: Entry) -> None:
-        """Note the timestamp of a row that was changed."""
+        """Queue a changed row, if the queue has all rows up to its timestamp."""
         if entry.timestamp < self._read_to and entry.value is not None:
             self._queue_up(key, entry.timestamp)
             if len(self._queue) > MOST_QUEUED:
@@ -78,8 +82,8 @@ class ExpiringTable(Table):
             self._set_due()
 
     def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
-        """Delete the rows that have expired; return their keys, values, and when they
-        expired, the earliest first.
+        """Delete the rows that have expired; return their keys, values, and expiry
+        times (ms), the earliest first.
         """
         gone: list[tuple[bytes, Any, int]] = []
         last = stream_time - self._ttl_ms
@@ -114,7 +118,9 @@ class ExpiringTable(Table):
         return gone
 
     def freeze(self) -> ChangelogBatch | None:
-        """See `Table.freeze`. New listings are written with the rows."""
+        """Serialise the dirty entries: see `Table.freeze`. New expiry listings are
+        written with the rows.
+        """
         changed = self.dirty()
         batch = super().freeze()
         for key, entry in changed:
@@ -133,8 +139,8 @@ class ExpiringTable(Table):
         return batch
 
     def trim(self, share: float) -> None:
-        """Remove clean entries, and leave the later part of the queue to the database,
-        until this share is left.
+        """Remove clean entries and the later rows of the queue until this share of both
+        is left. The database still lists the removed rows.
         """
         super().trim(share)
         if self._queue:
@@ -156,9 +162,9 @@ class ExpiringTable(Table):
         self._queued: dict[bytes, int] = {}
         """The earliest time of each row in the queue."""
         self._read_to = 0
-        """Listed rows before this time were read into the queue."""
+        """All rows that are listed before this time are in the queue."""
         self._relisted: dict[bytes, bytes | None] = {}
-        """The changes of listings, for the next commit."""
+        """The changes of the expiry family, for the next commit."""
         self._set_due()
 
     def _entry(self, at: bytes, data: bytes | None) -> ExpiringEntry:
@@ -168,15 +174,15 @@ class ExpiringTable(Table):
         return entry
 
     def _queue_up(self, key: bytes, timestamp: int) -> None:
-        """Queue up a row, unless it is checked before that time: then it is listed
-        anew.
+        """Queue a row for a check at its timestamp, unless an earlier check is queued:
+        that check lists the row again.
         """
         if max(0, timestamp) < self._queued.get(key, _EVER):
             self._queue_listed(key, timestamp)
 
     def _queue_listed(self, key: bytes, timestamp: int) -> None:
-        """Queue up a listing, also of a row that is checked before: it is deleted when
-        its time has come.
+        """Queue a row for the check at a listed time, even if an earlier check is
+        queued: the check deletes the listing.
         """
         time = max(0, timestamp)
         queued = self._queued.get(key, _EVER)
@@ -185,15 +191,15 @@ class ExpiringTable(Table):
             heappush(self._queue, (time, key))
 
     def _list_anew(self, key: bytes, entry: ExpiringEntry) -> None:
-        """List a row by its timestamp; the next commit writes that."""
+        """List a row under its timestamp. The next commit writes the listing."""
         self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
         entry.listed = entry.timestamp
         if entry.timestamp < self._read_to:
             self._queue_listed(key, entry.timestamp)
 
     def _read_more(self) -> None:
-        """Queue up the rows of the next listed times, including rows that the next
-        commit will list.
+        """Queue the rows of the next listed times, including rows that the next commit
+        will list.
         """
         rows = self._database.by_timestamp(
             self.spec.name,
@@ -222,8 +228,8 @@ class ExpiringTable(Table):
         self._read_to = end
 
     def _leave_later_rows(self, kept: int) -> None:
-        """Leave all but the first rows of the queue to the database, which lists them
-        now or with the next commit.
+        """Remove all but the first `kept` rows from the queue: the database lists the
+        others now or with the next commit.
         """
         self._queue.sort()
         self._read_to = self._queue[kept][0]

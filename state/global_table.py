@@ -30,15 +30,17 @@ _ABSENT = Entry(None, -1, None)
 
 
 class GlobalRows:
-    """A `TableStore` that operators may only look up."""
+    """The rows of a global table: a `TableStore` that operators may only read."""
 
     def __init__(self, spec: StoreSpec, source: Source | None = None) -> None:
-        """`source`: the topic's serdes and timestamp extractor; None: as the store's,
-        without one.
+        """Begin without rows.
+
+        `source`: the topic's serdes and timestamp extractor. Default: the serdes of the
+        store, and no extractor.
         """
         self.spec = spec
         self.dropped: Counter[tuple[str, str]] = Counter()
-        """Records dropped for their timestamp, by node and reason."""
+        """The number of records dropped for their timestamp, by node and reason."""
         self._source = source or Source(
             name=spec.name,
             topics=(),
@@ -61,10 +63,10 @@ class GlobalRows:
         on_failure: OnFailure,
     ) -> None:
         """Apply records of the topic: the latest of a key is its row, and a tombstone
-        deletes it. Ignores null keys.
+        deletes it. Ignore null keys.
 
-        A value that is read as None, such as JSON's `null`, deletes the row as well, as
-        in other tables.
+        A value that is deserialised to None, such as JSON's `null`, deletes the row as
+        well, as in other tables.
 
         If a value cannot be deserialised, or a timestamp is negative, `on_failure`
         decides; if it returns, the row stays unchanged.
@@ -108,7 +110,9 @@ class GlobalRows:
         columns: Columns,
         on_failure: OnFailure,
     ) -> Columns:
-        """Return the records that have a valid timestamp, with what the extractor says."""
+        """Return the records with a valid timestamp. A timestamp extractor, if there is
+        one, replaces the timestamps.
+        """
         if self._extract is not None:
             before = self._times.get(source, -1)
             timestamps = self._extract(source, columns, before)
@@ -121,14 +125,16 @@ class GlobalRows:
         return columns.pick(rows)
 
     def close(self) -> None:
-        """End the updates."""
+        """Do nothing: only `UpdatedRows` has a processor to close."""
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key; one with value None if there is none."""
+        """Return the entry of a key; its value is None if the table does not have the
+        key.
+        """
         return self.entries.get(key, _ABSENT)
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Refuse: only the topic changes a global table.
+        """Raise an error: only the topic changes a global table.
 
         Raises:
             StateError: always.

@@ -2,9 +2,9 @@
 
 At each start, every instance gives the processor all records of the topic.
 
-The processor works on drafts that only it sees. The changes of a record are published
-when the processor has finished it, and dropped when it fails: so look-ups from the
-threads of tasks never see rows of a failed record.
+The processor works on drafts of rows, which only it sees. The changes of a record are
+published when the processor has finished it, and dropped when it fails: so look-ups
+from the threads of tasks never see rows of a failed record.
 
 Invariant: the rows are the processor's result for the topic from its beginning. Every
 restore runs the processor, so it may compute. Turned down: restoring the topic's
@@ -39,9 +39,11 @@ def rows_of(
     clock: Callable[[], int],
     extractor: Function | None,
 ) -> GlobalRows:
-    """Return the empty rows of a global table. `clock`: the wall clock of its
-    processor, in milliseconds. `extractor`: of the timestamps; None: Kafka's, and
-    negative ones fail.
+    """Return the rows of a global table, empty so far.
+
+    `clock`: the wall clock of its processor, in milliseconds. `extractor`: the function
+    that returns timestamps; None: records keep Kafka's timestamps, and a negative one
+    is a failure.
     """
     read = table.update or table.store
     source = Source(
@@ -59,7 +61,7 @@ def rows_of(
 
 
 class UpdatedRows(GlobalRows):
-    """The rows that a processor maintains."""
+    """The rows of a global store that a processor maintains."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class UpdatedRows(GlobalRows):
 
 
 class _Drafts(GlobalRows):
-    """The rows as the processor sees them: with its changes since the last publication."""
+    """The rows as the processor sees them: with its changes that are not published yet."""
 
     def __init__(self, rows: GlobalRows) -> None:
         super().__init__(rows.spec)
@@ -159,11 +161,11 @@ class _Drafts(GlobalRows):
         self._changed: dict[bytes, Entry] = {}
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key, which may be changed."""
+        """Return the entry of a key, which the processor may change."""
         return self._changed.get(key) or self._copy(self._rows.load(key))
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Keep a changed entry."""
+        """Keep a changed entry until it is published."""
         entry.dirty = True
         self._changed[key] = entry
 
@@ -188,7 +190,7 @@ class _Drafts(GlobalRows):
         )
 
     def publish(self) -> None:
-        """Publish the changes; none of them if a value cannot be serialised."""
+        """Publish the changes; publish none of them if a value cannot be serialised."""
         write = self.spec.value.serialize
         rows = [
             (
@@ -211,8 +213,8 @@ class _Drafts(GlobalRows):
         self._changed.clear()
 
     def _copy(self, entry: Entry) -> Entry:
-        """Return an entry with a value of its own, which the processor may change in
-        place, and fail.
+        """Return a copy of an entry: the processor may change its value in place, and
+        then fail.
         """
         value = (
             None if entry.stored is None else self.spec.value.deserialize(entry.stored)
@@ -221,7 +223,7 @@ class _Drafts(GlobalRows):
 
 
 class _Around:
-    """The processor's context: the current record, and the time."""
+    """The context of the processor: the current record, and the time."""
 
     ending: BaseException | None = None
 
@@ -245,23 +247,27 @@ class _Around:
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
-        """Raise: only records call the processor, so a punctuation would never run."""
+        """Raise an error: only records call the processor, so a punctuation would never
+        run.
+        """
         raise TopologyError(
             f'"{self._name}" keeps a global store: it cannot schedule(), only records call it'
         )
 
     def nothing_below(self, *_: Any) -> NoReturn:
-        """Raise: there are no nodes below."""
+        """Raise an error: there are no nodes below the processor to forward to."""
         raise TopologyError(
             f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it'
         )
 
     def where(self) -> RecordMetadata | None:
-        """Return where the current record was read."""
+        """Return topic, partition and offset of the current record; None before the
+        first.
+        """
         return self._at
 
     def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:  # noqa: ARG002 nothing is written
-        """Make a call."""
+        """Call the function. Its records' headers are not needed: nothing is written."""
         call()
 
     def fail_punctuation(
@@ -274,5 +280,7 @@ class _Around:
         raise error
 
     def task_time(self) -> int:
-        """Return the largest timestamp of the records that were applied."""
+        """Return the largest timestamp (ms) of the records that were applied; -1 before
+        the first.
+        """
         return self._stream_time

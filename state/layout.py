@@ -53,7 +53,9 @@ _SHORTEST_SEGMENT_MS = 60_000
 
 
 def database_key(plain_key: bytes, store_key: bytes) -> bytes:
-    """Return the database key of a store key, in the group of its plain key."""
+    """Return the database key of a store key: the key group of its plain key, then the
+    store key.
+    """
     return PREFIXES[key_hash(plain_key) >> GROUP_SHIFT] + store_key
 
 
@@ -72,19 +74,21 @@ def groups_of(key_range: KeyRange) -> KeyGroups:
 
 
 def group_bounds(groups: KeyGroups) -> tuple[bytes, bytes | None]:
-    """Return the bounds of the database keys of these groups: half-open; None is open."""
+    """Return the half-open range of the database keys of these key groups. An end of
+    None means that there is no upper bound.
+    """
     return PREFIXES[groups.first], PREFIXES[
         groups.last + 1
     ] if groups.last + 1 < GROUPS else None
 
 
 def after(key: bytes) -> bytes:
-    """Return the first possible key after a key."""
+    """Return the smallest key that sorts after a key."""
     return key + b"\x00"
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """Return the first possible key after all keys with a prefix; None if there is
+    """Return the smallest key that sorts after all keys with a prefix; None if there is
     none.
     """
     stem = prefix.rstrip(b"\xff")
@@ -126,8 +130,8 @@ def plain_key(spec: StoreSpec, store_key: bytes) -> bytes:
 
 
 def time_of(kind: StoreKind, store_key: bytes) -> int:
-    """Return the time (ms) by which an entry expires: the start of a window, the end of
-    a session.
+    """Return the time (ms) in a store key by which its row expires: the start of a
+    window, the end of a session or version.
     """
     at = SESSION_BYTES if kind == "session" else START_BYTES
     time: int = TIMESTAMP.unpack_from(store_key, len(store_key) - at)[0]
@@ -156,7 +160,9 @@ def segment_family(store: str, segment: int) -> str:
 
 
 def parse_segment_family(family: str) -> tuple[str, int] | None:
-    """Return store and segment of a segment's family, None for another family."""
+    """Return the store and the segment number in the name of a segment's family; None
+    for another family.
+    """
     kind, _, rest = family.partition("/")
     if kind != "window":
         return None
@@ -172,8 +178,9 @@ def expiry_family(store: str) -> str:
 
 
 def expiry_key(place: bytes, timestamp: int) -> bytes:
-    """Return the key in `expiry_family` of the row with this database key.
+    """Return the key under which the `expiry_family` lists a row.
 
+    `place`: the database key of the row.
     Shape: key group, timestamp (8 bytes big-endian, not negative), store key. The value
     is empty.
     """
@@ -187,14 +194,14 @@ def store_of(family: str) -> str:
 
 
 def retention_ms(spec: StoreSpec) -> int:
-    """Return how long the windows of a store are kept."""
+    """Return how long (ms) the windows of a store are kept."""
     if spec.retention_ms is None:
         raise ValueError(f'window store "{spec.name}" has no retention')
     return spec.retention_ms
 
 
 def segment_ms(spec: StoreSpec) -> int:
-    """Return the length of a time segment of a window store.
+    """Return the length (ms) of a time segment of a window store.
 
     Source: Kafka Streams `Stores.persistentWindowStore`: half the retention, at least a
     minute.
@@ -203,11 +210,11 @@ def segment_ms(spec: StoreSpec) -> int:
 
 
 def shape(spec: StoreSpec) -> str:
-    """Return what determines the database keys of a store: its kind, the length of its
-    segments, whether rows expire.
+    """Return a text that names what determines the database keys of a store: its kind,
+    the length of its segments, and whether rows expire.
 
-    How long they live is not part of it: rows are ordered by their timestamps, so it
-    may change.
+    How long rows live is not part of it: they are ordered by their timestamps, so the
+    time to live may change.
     """
     if spec.kind in SEGMENTED:
         return f"{spec.kind} {segment_ms(spec)}"
@@ -215,8 +222,8 @@ def shape(spec: StoreSpec) -> str:
 
 
 def horizon(spec: StoreSpec, observed: int) -> int:
-    """Return the first window start that is still visible when a store has observed a
-    window start.
+    """Return the smallest window start that is still visible once a store has observed
+    the window start `observed`.
 
     Source: Kafka Streams' strict retention: `start >= observed - retention + 1`.
     """

@@ -43,7 +43,7 @@ SLICE_GROUPS = 8
 
 
 class DamagedManifestError(SnapshotError):
-    """A manifest from which no version of coopstreams restores anything."""
+    """A manifest is damaged: no version of coopstreams restores anything from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class StoreSlices:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A snapshot of an application.
+    """The content of a snapshot of an application: its stores, their slices and files.
 
     Shape: `cut` has, by source topic and partition, the first offset that is not in the
-    state; it is empty for a rebuild, which follows changelogs. `stream_times` likewise,
-    in ms. `created` is ISO 8601, UTC.
+    state; it is empty for a rebuild, which follows changelogs. `stream_times` has the
+    stream time (ms) at that offset. `created` is ISO 8601, UTC.
     """
 
     application: str
@@ -193,8 +193,8 @@ _MANIFESTS = msgspec.json.Decoder(Manifest, strict=False)
 
 
 def shape_of(spec: StoreSpec) -> str:
-    """Return a description of everything that determines a store's bytes: another shape
-    would be misread.
+    """Return a description of everything that determines a store's bytes. A store of
+    another shape would be misread.
     """
     return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (
         f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else ""
@@ -202,7 +202,7 @@ def shape_of(spec: StoreSpec) -> str:
 
 
 def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    """Yield the checkpoints, cut at the bounds of slices."""
+    """Yield the checkpoints, divided at the bounds of slices."""
     for run in checkpoints:
         for start in range(
             run.first - run.first % SLICE_GROUPS,
@@ -232,8 +232,8 @@ def placed(
     offsets: Mapping[int, int],
     true_ms: int,
 ) -> tuple[Slice, ...]:
-    """Return the slices with these changelog offsets (by partition), which a backfill
-    knows only after its tasks.
+    """Return copies of the slices with these changelog offsets, given by partition. A
+    backfill knows the offsets only after its tasks.
 
     Units: `true_ms` is the wall clock at which the offsets were the ends of the
     changelog.

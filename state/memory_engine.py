@@ -1,5 +1,5 @@
-"""An engine in memory: for `in_memory` stores, tests, and the topology test driver. The
-rows end with the process.
+"""An engine in memory: for `in_memory` stores, tests, and the topology test driver. Its
+rows are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coopstreams.topology.errors import StateError
 
 
 class Memory:
-    """An `Engine` on sorted dicts."""
+    """An `Engine` whose families are sorted dicts."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
@@ -24,11 +24,11 @@ class Memory:
         self._closed = False
 
     def families(self) -> list[str]:
-        """Return the families that exist."""
+        """Return the names of all families."""
         return list(self._families)
 
     def create(self, family: str) -> None:
-        """Make a family. An existing family is not changed."""
+        """Make a family, unless it exists."""
         self._families.setdefault(family, SortedDict())
 
     def drop(self, family: str) -> None:
@@ -37,7 +37,7 @@ class Memory:
             self._families.pop(family).clear()
 
     def getter(self, family: str) -> Getter:
-        """Return the function that reads a key."""
+        """Return a function that reads the value of a key in a family."""
         rows = self._families[family]
 
         def get(key: bytes) -> bytes | None:
@@ -65,11 +65,11 @@ class Memory:
         end: bytes | None,
         most: int,
     ) -> list[tuple[bytes, bytes]]:
-        """Return the first rows with start <= key < end, `most` of them."""
+        """Return the first rows with start <= key < end, at most `most`."""
         return self._copied(family, start, end, most)
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write to existing families, atomically."""
+        """Apply all changes to existing families, atomically."""
         with self._lock:
             self._check_open()
             for family in {change.family for change in changes}:
@@ -88,12 +88,12 @@ class Memory:
                         rows[key] = value
 
     def count(self, family: str) -> int:
-        """Return how many keys a family has."""
+        """Return the number of keys of a family."""
         self._check_open()
         return len(self._families[family])
 
     def close(self) -> None:
-        """Close the engine; iterators end with an error."""
+        """Close the engine; open iterators raise an error afterwards."""
         self._closed = True
 
     def _copied(

@@ -1,9 +1,9 @@
-"""Stores whose write buffer is rows of numbers in native memory: those of known folds
-(`topology.graph.known_folds`).
+"""Stores whose write buffer is rows of numbers in native memory. They are for the
+aggregations that `topology.graph.known_folds` recognises.
 
 A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects:
-records are added as columns to its `rows`, and `load`, `dirty` and `scan` return copies of
-rows.
+records are added as columns to its `rows`, and `load`, `dirty` and `scan` return copies
+of rows.
 
 Invariant: for the same records, changelog, database and updates are those of `Table`
 and `WindowTable`, which are the reference.
@@ -28,8 +28,8 @@ Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
 """Keys, serialised values and timestamps of rows."""
 Added: TypeAlias = tuple[int, int, int, int, list[Exception], Updates | None]
 """The result of adding records: the operator time after them; how many had no key, had
-no value, or were late; the reducer's error for the last one; and the updates of rows,
-in order, if requested.
+no value, or were late; the reducer's errors, one for each record that failed; and the
+updates of rows, in order, if requested.
 """
 Load: TypeAlias = Callable[[bytes], bytes | None]
 
@@ -44,8 +44,8 @@ class NativeRows(Protocol):
     row_bytes: int
     """The length of a row in the database."""
     odd: bool
-    """Whether some value is no number of the serde: records are then added one by one,
-    to find the one that fails.
+    """Whether a row has a value that is no number of the serde. Records are then added
+    one by one, to find the record that fails.
     """
 
     def add(  # noqa: PLR0913
@@ -63,18 +63,19 @@ class NativeRows(Protocol):
         updates: bool = False,
         births: Int64s | None = None,
     ) -> Added:
-        """Add records to their rows, in order.
+        """Aggregate records into their rows, in order.
 
-        `before`: for each, the operator time before it. `load` returns timestamp (8
-        bytes) and value of a place, or None. `headers`: for each, the headers to keep
-        with its rows. `births`: for each, the time by which it is late, on a clock
-        (`timed_topics`).
+        `before`: the operator time before each record. `load` returns the timestamp (8
+        bytes) and value of a place in the database, or None. `headers`: the headers of
+        each record, to keep with its row. `updates`: whether to return the updates of
+        rows. `births`: for a timed topic, the time of each record that decides whether
+        it is late (`timed_topics`).
         """
         ...
 
     def row(self, key: bytes) -> tuple[Any, int, bytes | None] | None:
-        """Return value, timestamp and stored bytes of a row; None: it is not in the
-        buffer.
+        """Return the value, timestamp and stored bytes of a row; None if it is not in
+        the buffer.
         """
 
     def keys(self) -> list[bytes]:
@@ -86,16 +87,20 @@ class NativeRows(Protocol):
     ) -> list[tuple[bytes, Any, int, bytes | None, Headers | tuple[()] | None]]:
         """Return the changed rows in the order of their first change, and forget their
         headers.
+
+        Shape: (key, value, timestamp, stored bytes, headers).
         """
         ...
 
     def updates(self) -> Updates | None:
-        """Return the changed rows, serialised, in the order of their first change;
-        None: some value needs Python.
+        """Return the changed rows, serialised, in the order of their first change; None
+        if a value must be serialised in Python.
         """
 
     def stray(self, first: int, last: int) -> bytes | None:
-        """Return the first place of a changed row outside of these key groups."""
+        """Return the place of the first changed row outside of these key groups; None
+        if there is none.
+        """
 
     def freeze(
         self,
@@ -103,8 +108,11 @@ class NativeRows(Protocol):
         segment_ms: int,
         horizon: int,
     ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
-        """Return the changelog of the changed rows, which are clean then, and places
-        and rows of each time segment.
+        """Serialise the changed rows and mark them clean; return their changelog
+        records, and (segment, places, rows) of each time segment.
+
+        `segment_ms`: the length of a time segment. `horizon`: rows of earlier times get
+        no place in a segment.
         """
         ...
 
@@ -112,8 +120,8 @@ class NativeRows(Protocol):
         """Forget all rows."""
 
     def expire(self, horizon: int) -> None:
-        """Forget the windows that start before this time; those that changed, after the
-        next commit.
+        """Forget the windows that start before `horizon`. A changed window is forgotten
+        after the next commit.
         """
 
     def trim(self, excess: int) -> None:
@@ -127,7 +135,9 @@ class NativeRows(Protocol):
 
 
 class NativeTable(Table):
-    """A `TableStore` of kind `key_value` over native rows. One thread."""
+    """The key-value store of one task over native rows: a `TableStore` of kind
+    `key_value`. One thread.
+    """
 
     def __init__(
         self,
@@ -149,8 +159,8 @@ class NativeTable(Table):
         return self._checked(place, self._get(place))
 
     def load(self, key: bytes) -> Entry:
-        """Return a copy of a row of the buffer or the database; its value None means
-        that there is no such key.
+        """Return a copy of a row of the buffer or the database. Its value is None if
+        the store does not have the key.
         """
         at = self._database_key(key)
         found = self.rows.row(key)
@@ -161,7 +171,7 @@ class NativeTable(Table):
         )
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Raise: an entry is a copy."""
+        """Raise an error: entries are copies, so rows change only by `NativeRows.add`."""
         raise StateError(
             f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}'
         )
@@ -209,7 +219,7 @@ class NativeTable(Table):
         """Do nothing: all rows have the same size."""
 
     def trim(self, share: float) -> None:
-        """Remove clean rows until this share of the buffer is left; those of the latest
+        """Remove clean rows until this share of the buffer is left. Rows of the latest
         commit go last.
         """
         self.rows.trim(len(self.rows) - int(len(self.rows) * share))
@@ -234,14 +244,14 @@ class NativeTable(Table):
             raise self._unwritable(key, error) from error
 
     def _times_of_rows(self) -> tuple[int, int]:
-        """Return the length of a time segment, and the time from which on rows are in
-        the database.
+        """Return the length of a time segment, and the earliest time of rows to write
+        to the database.
         """
         return 1, 0
 
 
 class NativeWindowTable(NativeTable):
-    """A `TableStore` of kind `window` over native rows, of windows that begin by stream
+    """The window store of one task over native rows, for windows that begin by stream
     time. One thread.
     """
 
@@ -256,7 +266,7 @@ class NativeWindowTable(NativeTable):
         self._visible = VisibleWindows(database, spec, groups)
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the operator: no window starts later."""
+        """Set the stream time at which the operator begins: see `VisibleWindows.begin`."""
         self._visible.begin(stream_time)
 
     def advance(self, stream_time: int) -> None:
@@ -266,13 +276,15 @@ class NativeWindowTable(NativeTable):
         self.rows.expire(self._visible.horizon)
 
     def discard(self) -> None:
-        """Forget the rows. Visible is what was at the last commit."""
+        """Forget the rows. The windows that were visible at the last commit are visible
+        again.
+        """
         super().discard()
         self._visible.reset()
 
     @property
     def observed(self) -> int:
-        """The start of the newest window that has begun, as the store knows."""
+        """The start of the newest window that the store has observed."""
         return self._visible.observed
 
     def stored(self, place: bytes) -> bytes | None:

@@ -1,5 +1,5 @@
-"""Restores a store from its changelog: records in, sorted batches and checkpoints into
-the database.
+"""Restores a store from its changelog: writes its records to the database in sorted
+batches, with checkpoints.
 
 No Kafka here: the caller reads the changelog partition from `position` and feeds what
 it has read. Records are filtered by the hash of the plain key, so one changelog
@@ -10,16 +10,18 @@ die at any point and continue from there.
 Invariant: a restore ends at an offset, not at a record: control records and compaction
 leave offsets without a record.
 Invariant: it continues from a checkpoint only in the changelog that the checkpoint
-names, and only while that still has all offsets from there on and all tombstones since
-the state was true.
+names. That changelog must still have all offsets from the checkpoint on, and all
+tombstones since the state was true.
 
 A store without a changelog of its own holds what its tasks have read of a source topic.
 It is restored from that topic, each range exactly up to its task's position: the task
 will process the records from there on. A record that the task dropped because it could
-not be deserialised is dropped again. Compaction of such a topic knows no positions: a
-record that the task has still to process may have removed the row that its key has
-below. So what was read is not `proven` until the caller has looked for that; a
-checkpoint says from where on it is not, because a restore may end before.
+not be deserialised is dropped again.
+
+Compaction of a source topic knows no positions. A record above the task's position may
+have removed an earlier row of its key, which the task still needs. So restored offsets
+are not `proven` until the caller has checked for that. A restore may end before, so
+checkpoints store where the unproven offsets begin.
 
 Turned down: one offset for all groups (a group that was ahead would go back, and other
 ranges would start over).
@@ -73,13 +75,13 @@ compaction removes it.
 """
 
 TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
-"""How long a restore may continue from a checkpoint if the settings of its changelog
-are unknown.
+"""The age up to which a restore may continue from a checkpoint if the settings of its
+changelog are unknown.
 """
 
 AHEAD_MS = 5 * 60 * 1000
-"""The most that a checkpoint's date may be in the future: clocks differ a little, and
-are corrected in small steps.
+"""How far the `true_ms` of a checkpoint may be in the future: clocks differ a little,
+and are corrected in small steps.
 """
 
 NO_STOPS: Mapping[KeyRange, int] = {}
@@ -90,8 +92,8 @@ _EVER = -(1 << 63)
 
 
 def trusted_ms(settings: Mapping[str, str]) -> int:
-    """Return how long a restore may continue from a checkpoint, given the settings of
-    the changelog.
+    """Return the age (ms) up to which a restore may continue from a checkpoint, given
+    the settings of the changelog.
 
     Older state may have missed a tombstone that compaction has removed since. A tenth
     of the time, at most an hour, is reserved for the replay. A changelog of windows
@@ -105,15 +107,14 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A changelog partition as it is now, which decides from what state a restore may
+    """A changelog partition as it is now: decides from which checkpoints a restore may
     continue.
 
     Shape: `log_start` and `target` are offsets: the first offset in the log, and the
-    end to reach. `topic_id` was asked for before them. `begins` is the stream time at
-    which the task that continues begins, if it is known.
-    Units: `asked_ms` is the wall clock before any of these was asked for: state at the
-    target is true since then.
-    `trusted_ms`: see the function.
+    end to reach. The topic id was requested before them. `begins` is the stream time at
+    which the restored task begins; None if unknown.
+    Units: `asked_ms` is the wall clock just before the first request: state at the
+    target is true as of then. `trusted_ms`: see the function of that name.
     """
 
     log_start: int
@@ -165,8 +166,8 @@ def lacking(
     key_range: KeyRange,
     bounds: Bounds,
 ) -> list[int]:
-    """Return the key groups of a range, ascending, from which a restore cannot
-    continue.
+    """Return the key groups of a range, ascending, that a restore must begin from the
+    start.
 
     They have no checkpoint, or `bounds` refuses it.
     """
@@ -180,11 +181,11 @@ def lacking(
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """How far a restore is.
+    """The progress of the restore of one store.
 
-    Units: `passed` and `remaining` in offsets, `rate` in offsets per second; `read` and
-    `kept` in records, of which those of other key ranges may have been left out;
-    `eta_s` None: not known yet.
+    Units: `passed` and `remaining` in offsets, `rate` in offsets per second; `read` in
+    records; `kept` in rows that were written; `eta_s` None: not known yet. The caller
+    may have left records of other key ranges out of `read`.
     """
 
     store: str
@@ -199,15 +200,15 @@ class RestoreProgress:
 
 
 class Restore:
-    """Restores some key ranges of one store of a database. One thread.
+    """The restore of some key ranges of one store of a database. One thread.
 
     Making one reads the checkpoints. Key groups without a checkpoint, or with one that
     `Bounds.refusal` refuses, are emptied and start at the log start.
 
-    Shape: `stops` are the ranges that end before the target, with their ends. `times`
-    are the stream times at which the tasks of ranges begin: under at-least-once a
-    changelog may be ahead of them, and a task that repeats records needs windows that
-    had expired for the writer. For a snapshot they are not known.
+    Shape: `stops` has the ranges that end before the target, with their ends. `times`
+    has the stream time at which the task of each range begins. Under at-least-once, a
+    changelog may be ahead of its task, and a task that repeats records needs windows
+    that had expired for the writer. When a snapshot is made, these times are unknown.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Restore:
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
         self._unproven_from = [PROVEN] * GROUPS
-        """The offset from which each group was read from its source topic since it was
+        """The offset from which each group was read from its source topic and is not
         proven.
         """
         self._times = [_NEVER] * GROUPS
@@ -243,8 +244,8 @@ class Restore:
         lag, and a group's windows must not expire by another group's time.
         """
         self._true_ms = [0] * GROUPS
-        """The last time at which the state of each group was known to be true: the
-        limit for the replay counts from there.
+        """The time at which the state of each group was last known to equal its
+        changelog. The age limit counts from it.
         """
         self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
@@ -271,11 +272,12 @@ class Restore:
         stops: Mapping[KeyRange, int] = NO_STOPS,
         times: Mapping[KeyRange, int] = NO_TIMES,
     ) -> None:
-        """Restore these ranges from now on.
+        """Change the ranges to restore, and optionally the target.
 
-        Restored groups stay restored; new groups are read from their own checkpoints.
+        Groups that were restored keep their offsets; new groups are read from their own
+        checkpoints.
 
-        `bounds`: of the same topic, later.
+        `bounds`: later bounds of the same topic; None: unchanged.
         """
         if bounds is not None:
             self.bounds = bounds
@@ -297,13 +299,13 @@ class Restore:
         """Apply the records that were read from `position` to `next_offset`; skip those
         that no restored group needs.
 
-        Shape: the records of a key in offset order. Those of other key groups may have
-        been left out.
+        Shape: the records of a key in offset order. Records of groups that are not
+        restored may be left out.
 
         Raises:
-            StateError: no checkpoint of it was written.
-            SerdeError: nothing of it was written, because the schema registry is away:
-            feed it again later.
+            StateError: the write failed, and no checkpoint was written.
+            SerdeError: the schema registry is away, and nothing was written: feed the
+                same records again later.
         """
         keep = (
             self._windows(columns)
@@ -326,8 +328,8 @@ class Restore:
 
     @property
     def unproven(self) -> dict[int, tuple[int, int]]:
-        """The interval that was read from the source topic, of each group that is not
-        proven.
+        """The offsets [start, end) that each unproven group has read from the source
+        topic.
         """
         return {
             group: (start, self._need[group])
@@ -336,7 +338,9 @@ class Restore:
         }
 
     def prove(self) -> None:
-        """Note that compaction has removed no row of what was read."""
+        """Mark all restored offsets as proven: compaction has removed no row that the
+        store needs.
+        """
         groups = list(self.unproven)
         for group in groups:
             self._unproven_from[group] = self._need[group]
@@ -350,7 +354,7 @@ class Restore:
         self._move()
 
     def progress(self) -> RestoreProgress:
-        """Return how far the restore is."""
+        """Return the progress of the restore."""
         seconds = self._clock() - self._began
         remaining = max(0, self.bounds.target - self._position)
         eta_s = (
@@ -382,7 +386,9 @@ class Restore:
         self._position = min(unfinished, default=self.bounds.target)
 
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
-        """Return the last value of each database key that a restored group needs."""
+        """Return the new value of each database key, from the records that a restored
+        group needs.
+        """
         need = self._need
         stops = self._stops
         pack = layout.TIMESTAMP.pack
@@ -420,8 +426,8 @@ class Restore:
         return keep
 
     def _row(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Return the store's value for a record of its source topic; None if that
-        deserialises to null.
+        """Return the store's value for a record of its source topic; None if the
+        record's value deserialises to null.
 
         Raises:
             SerdeError: the value cannot be deserialised, or the key is refused.
@@ -432,7 +438,9 @@ class Restore:
         return None if read is None else self.spec.value.encode(read)
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
-        """Return the same for windows, without expired ones."""
+        """Return the new value of each database key of a window or session store,
+        without expired windows.
+        """
         need = self._need
         stops = self._stops
         seen = self._seen
@@ -477,7 +485,7 @@ class Restore:
         }
 
     def _observed(self, group: int) -> int:
-        """Return the window start by which windows of a group expire."""
+        """Return the observed window start by which windows of a group expire."""
         return min(self._seen[group], self._times[group])
 
     def _changes(self, keep: dict[bytes, bytes | None]) -> Iterator[Change]:
@@ -516,7 +524,9 @@ class Restore:
             )
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
-        """Yield the checkpoints of groups, in runs."""
+        """Yield the checkpoints of these groups, one for each run of groups with equal
+        offsets.
+        """
 
         def reached(group: int) -> tuple[int, int]:
             return self._need[group], self._unproven_from[group]
@@ -546,12 +556,12 @@ class Restore:
                 )
 
     def _observing(self, run: Checkpoint) -> Iterator[Checkpoint]:
-        """Yield a run with what its groups have observed.
+        """Yield a checkpoint with the window start that its groups have observed.
 
-        For tasks that is the smallest window start of the groups with windows, but no
-        later one than the stream time at which any of the groups begins: the others may
-        have some of before. For a snapshot it is the largest one of each slice: windows
-        that had expired by then are missing there.
+        For tasks, this is the smallest window start of the groups that have windows. It
+        is at most the stream time at which any of the groups begins, because other
+        groups may have older windows. For a snapshot, each slice gets its largest
+        window start: windows that had expired by then are missing there.
         """
         seen, times = (
             each[run.first : run.last + 1] for each in (self._seen, self._times)
@@ -570,8 +580,8 @@ class Restore:
                 )
 
     def _admit(self, groups: Sequence[int]) -> None:
-        """Set what these groups need from their checkpoints; empty those from which the
-        restore cannot continue.
+        """Set the next offset of these groups from their checkpoints; empty groups
+        whose checkpoint cannot be used.
         """
         known = self.database.checkpoints(self.spec.name).by_group()
         reasons: dict[int, str] = {}

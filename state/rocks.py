@@ -15,7 +15,7 @@ all families, and the changelog supplies the rest.
 
 All families are flushed together. Otherwise one with few rows would need write-ahead
 logs of long ago, and if somebody removed these (`find -name '*.log' -mtime +1
--delete`), RocksDB would open without a word, its rows missing (seen).
+-delete`), RocksDB would open without an error, its rows missing (seen).
 
 Invariant: after `close` this process holds nothing in the folder, even while getters,
 iterators and errors still exist. An error keeps the variables of the functions that
@@ -76,11 +76,11 @@ WRITE_BUFFER_BYTES = 16 * _MIB
 """The size of the memtable of one family at which it is flushed."""
 
 _DEFAULT = "default"
-"""The column family whose rows are: the name of another column family -> the family
-that it has.
+"""The column family that maps the name of every other column family to the family in
+it.
 """
 _NO_FAMILY = b""
-"""The value instead of a family: the column family is empty, and kept for the next one.
+"""The value in `_DEFAULT` for an empty column family that is kept for the next family.
 """
 _FILES_BYTES = "rocksdb.total-sst-files-size"
 
@@ -96,7 +96,7 @@ chunk of each.
 """
 
 _MOST_SPARE = 4
-"""The emptied column families that are kept for the next families."""
+"""The most emptied column families that are kept for later families."""
 
 _BEYOND = b"\xff" * 64
 """An upper bound for almost all keys; keys above it are deleted one by one."""
@@ -149,11 +149,11 @@ class Rocks:
             raise self._error(error) from error
 
     def families(self) -> list[str]:
-        """Return the families that exist."""
+        """Return the names of all families."""
         return list(self._columns)
 
     def create(self, family: str) -> None:
-        """Make a family. An existing family is not changed."""
+        """Make a family, unless it exists."""
         with self._lock:
             if family not in self._columns:
                 self._check_open()
@@ -195,7 +195,7 @@ class Rocks:
                     column.rdict.close()
 
     def getter(self, family: str) -> Getter:
-        """Return the function that reads a key."""
+        """Return a function that reads the value of a key in a family."""
         column = self._columns[family]
         read = column.rdict.get
 
@@ -229,7 +229,7 @@ class Rocks:
         *,
         reverse: bool = False,
     ) -> list[Rows]:
-        """Return the current rows within each of these bounds, all of one moment: they
+        """Return the current rows within each of the bounds, all as of one moment. They
         share an iterator.
         """
         # An iterator for each range, with options and a place among the cursors, costs
@@ -246,7 +246,7 @@ class Rocks:
         return [self._rows(cursor, start, end, reverse) for start, end in bounds]
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write to existing families, atomically."""
+        """Apply all changes to existing families, atomically."""
         batch = WriteBatch(raw_mode=True)
         with self._lock:
             self._check_open()
@@ -264,7 +264,7 @@ class Rocks:
         *,
         move: bool = True,
     ) -> None:
-        """Add the rows of sorted files to an existing family."""
+        """Add the rows of sorted files to an existing family: see `Ingesting.ingest`."""
         how = IngestExternalFileOptions()
         how.set_move_files(move)
         with self._lock:
@@ -299,7 +299,7 @@ class Rocks:
             )
 
     def close(self) -> None:
-        """Close the engine; iterators end with an error. Idempotent."""
+        """Close the engine; open iterators raise an error afterwards. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -323,7 +323,7 @@ class Rocks:
                 raise self._error(failures[0]) from failures[0]
 
     def _open_column(self, name: str) -> None:
-        """Take in a column family of the folder."""
+        """Open a column family of the folder, and note which family is in it."""
         family = self._db.get(
             name.encode()
         )  # first: if it cannot be read, no handle is left open
@@ -335,7 +335,7 @@ class Rocks:
             self._columns[name if family is None else family.decode()] = column
 
     def _made(self, family: str) -> _Column:
-        """Return a new column family for a family."""
+        """Create a column family for a family, and return it."""
         taken = {column.name for column in (*self._columns.values(), *self._spare)}
         name = next(
             name
@@ -351,14 +351,16 @@ class Rocks:
         return _Column(name, rdict)
 
     def _reused(self, family: str) -> _Column:
-        """Return an empty column family for a family."""
+        """Return a spare column family, which now belongs to this family."""
         spare = self._spare[-1]
         self._db.put(spare.name.encode(), family.encode())
         self._spare.pop()
         return _Column(spare.name, spare.rdict)
 
     def _empty(self, family: str, column: _Column) -> None:
-        """Delete all rows of a family, and the family's name, in one write."""
+        """Delete all rows of a family, and mark its column family as spare, in one
+        write.
+        """
         batch = WriteBatch(raw_mode=True)
         self._vanish(batch, family, b"", None)
         batch.put(column.name.encode(), _NO_FAMILY)
@@ -424,8 +426,8 @@ class Rocks:
         reverse: bool,
         size: int,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return the first rows, `size` at most and at least one if there is any, and
-        whether there are more.
+        """Return the first rows of a range, `size` at most, and whether more follow. At
+        least one row comes, if there is any.
         """
         chunk: list[tuple[bytes, bytes]] = []
         room = _CHUNK_BYTES
@@ -515,8 +517,8 @@ def _seek_before(iterator: RdictIter, end: bytes | None) -> None:
 
 
 class _Cursor:
-    """An iterator that `close` can take away: RocksDB does not close while a reader
-    holds one.
+    """A RocksDB iterator that `Rocks.close` can take away: RocksDB does not close while
+    a reader holds an iterator.
     """
 
     __slots__ = ("__weakref__", "_bounds", "iterator")

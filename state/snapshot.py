@@ -59,8 +59,8 @@ def new_run() -> str:
 
 
 class SnapshotWriter:
-    """Writes slices of a run. Its arguments are strings, so that a Spark task can make
-    its own.
+    """A writer of slices of one run. Its arguments are strings, so that a Spark task
+    can make its own writer.
 
     Raises:
         SnapshotError: the run has an illegal name, or the storage cannot be used.
@@ -109,7 +109,7 @@ class SnapshotWriter:
         """Write the key groups first..last of a checkpoint, which must lie in one slice
         (see `cut`); return the slice.
 
-        Shape: for each family its rows, ascending by database key; `layout` has
+        Shape: for each family its rows, ascending by database key. `layout` describes
         families, keys and values.
         """
         files = tuple(
@@ -165,7 +165,7 @@ def store_manifest(url: str, manifest: Manifest) -> None:
 
 
 def publish(url: str, manifest: Manifest) -> None:
-    """Write a manifest and publish it in place of the one before."""
+    """Write a manifest and publish it in place of the previous one."""
     store_manifest(url, manifest)
     Storage(url).write(
         f"{manifest.application}/{CURRENT}",
@@ -188,9 +188,9 @@ def load(
     published.
 
     Raises:
-        DamagedManifestError: it is damaged, or that of another run or application;
-        names it.
-        SnapshotError: it is missing, or of a newer format; names it.
+        DamagedManifestError: the manifest is damaged, or names another run or
+            application.
+        SnapshotError: the manifest is missing, or of a newer format.
     """
     wanted = run or current_run(url, application)
     if wanted is None:
@@ -247,8 +247,8 @@ def fetch(
 
     Raises:
         GivenUpError: `heard` raised it.
-        SnapshotError: it is missing, or its bytes are not those that were written.
-            RocksDB itself reads past a flipped byte without an error (seen).
+        SnapshotError: the file is missing, or its bytes are not those that were
+            written. RocksDB itself reads past a flipped byte without an error (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
     where = f'"{application}/{file.name}" at {storage.url}'
@@ -269,8 +269,8 @@ def fetch(
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
-    """Yield every file and its fault, empty if there is none: in its bytes, its number
-    of keys, or any key.
+    """Yield every file with its fault, empty if there is none: in its bytes, its
+    family, its number of keys, or its first and last key.
 
     `coopstreams snapshots verify` prints them. A task that restores a file checks only
     the bytes: the rest follows from them.
@@ -322,14 +322,15 @@ def sweep(
     keep: int = 1,
     doing: bool = True,
 ) -> list[str]:
-    """Delete the unpublished runs except the newest `keep`, and files that no manifest
-    names; return the names.
+    """Delete the files of old and incomplete runs; return their names.
 
-    Files named by a kept manifest stay, whatever run they are of. A run without a
-    manifest may still be at work: it stays if it is newer than the published one. A run
-    whose manifest is damaged is not kept, also if it is the published one; a warning
-    names it. Other files than those of snapshots stay. `doing` False: only return the
-    names.
+    Kept are the files that a manifest of the published run or of the newest `keep`
+    complete runs names, whatever run they are of. A run without a manifest may still be
+    at work: its files stay if it is newer than the published run. A damaged manifest is
+    not kept, even if it is the published one; a warning names it. Files that are not of
+    snapshots stay.
+
+    `doing`: False: only return the names, and delete nothing.
     """
     storage = Storage(url)
     kept, working = _kept_and_working(storage, url, application, keep)
@@ -370,8 +371,8 @@ def _kept_and_working(
 
 
 def _checked(application: str) -> str:
-    """Return the id if it names one folder of the storage: an empty one would name the
-    folders of all applications.
+    """Return the application id after a check that it names one folder of the storage.
+    An empty id would name the folders of all applications.
 
     Raises:
         SnapshotError: it is not legal as an application id.
@@ -396,7 +397,9 @@ def _undamaged(
     application: str,
     run: str,
 ) -> list[Manifest]:
-    """Return the manifest of a run; none, with a warning, if it is damaged."""
+    """Return a list with the manifest of a run; empty, with a warning, if the manifest
+    is damaged.
+    """
     try:
         manifest = load(url, application, run)
     except DamagedManifestError as error:

@@ -8,9 +8,9 @@ polls `look`.
 
 Invariant: a download that was given up touches no database and leaves no file. Giving
 up never waits for the network.
-Invariant: a storage that is silent for a minute is called off: the slices that have
-come are used, and the changelog supplies the rest. Turned down: ingesting over existing
-rows (a file's rows would win over newer ones).
+Invariant: if the storage sends nothing for a minute, the download ends: the slices that
+have come are used, and the changelog supplies the rest. Turned down: ingesting over
+existing rows (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Slices that are fetched at the same time: an object store answers slowly, but many
-requests at once.
+"""How many slices are fetched at the same time: an object store answers slowly, but
+serves many requests at once.
 """
 PATIENCE_S = 60.0
-"""How long a storage may be silent. Drivers may have shorter time-outs; a mounted
+"""How long a storage may send nothing. Drivers may have shorter time-outs; a mounted
 folder may have none.
 """
 
@@ -65,7 +65,7 @@ class DownloadStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """How far the download of a store's slices is.
+    """The progress of the download of a store's slices.
 
     Units: bytes, bytes per second, seconds; `eta_s` None: not known yet. `total_bytes`
     is 0 until slices are chosen.
@@ -79,7 +79,9 @@ class DownloadProgress:
 
 
 class Flag(Protocol):
-    """An event flag: `threading.Event`."""
+    """A flag that threads can wait for: the methods of `threading.Event` that are used
+    here.
+    """
 
     def set(self) -> None:
         """Set the flag."""
@@ -113,12 +115,12 @@ class Downloads:
         self._moved_at = clock()
 
     def move(self) -> None:
-        """Note that bytes have come, or were requested."""
+        """Note the time of progress: bytes have come, or were requested."""
         self._moved_at = self.clock()
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come for longer than `PATIENCE_S`."""
+        """Whether no download has progressed for longer than `PATIENCE_S`."""
         return self.clock() - self._moved_at > PATIENCE_S
 
 
@@ -126,7 +128,7 @@ class SnapshotDownload:
     """The download of some key groups (ascending) of one store for one task. It begins
     at once.
 
-    One thread calls `look` and `give_up`; `progress` any thread.
+    One thread calls `look` and `give_up`; any thread may call `progress`.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class SnapshotDownload:
 
     def look(self) -> bool:
         """Return whether the download has ended, with all fetched rows in the database.
-        Cancel it if the storage is silent.
+        If the storage sends nothing for too long, end the fetching.
 
         Raises:
             StateError: the database cannot take the files.
@@ -190,7 +192,9 @@ class SnapshotDownload:
             return self._stage is DownloadStage.ENDED
 
     def give_up(self) -> None:
-        """End the download: the database has none of it, or all fetched rows."""
+        """End the download, and delete its files. A write to the database that is under
+        way is completed first: the database gets all fetched rows or none.
+        """
         with self._lock:
             while (
                 self._touching
@@ -200,7 +204,7 @@ class SnapshotDownload:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def progress(self) -> DownloadProgress:
-        """Return how far the download is."""
+        """Return the progress of the download."""
         with self._lock:
             # a retried file counts twice
             fetched = min(self._bytes, self._total)
@@ -329,7 +333,7 @@ class SnapshotDownload:
         workers.put(self, partial(self._guarded, job))
 
     def _guarded(self, job: Job) -> None:
-        """Do a job; `look` raises its error."""
+        """Run a job, and keep its error, which `look` raises."""
         try:
             job()
         except GivenUpError as error:

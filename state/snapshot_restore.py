@@ -1,5 +1,5 @@
-"""Restores state from a published snapshot where one fits; the changelog supplies the
-rest.
+"""Selects and fetches the slices of the published snapshot that fit a restore; the
+changelog supplies the rest.
 
     choose   selects the slices that fit: a pure function of manifest and changelog
     fetch    copies the files of a slice to this machine and checks them
@@ -61,7 +61,7 @@ def misfit(
     spec: StoreSpec,
     changelog: Changelog,
 ) -> str:
-    """Return why a store's snapshot cannot be used at all; empty if it may be."""
+    """Return why a store's snapshot cannot be used at all; empty if it may be used."""
     if store.shape != shape_of(spec):
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
     if not changelog.topic_id:
@@ -85,11 +85,11 @@ def choose(
     groups: Sequence[int],
     bounds: Bounds,
 ) -> tuple[list[Slice], str]:
-    """Return the slices to take, each cut to the wanted key groups, and a reason why
-    others cannot be taken, or empty.
+    """Return the usable slices, cut to the wanted key groups, and why another slice
+    cannot be used (empty: all can).
 
-    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may
-    come in several parts.
+    Shape: `groups` ascending. Each wanted group is in at most one of the returned
+    slices; a slice may be returned in several parts.
     """
     wanted = set(groups)
     taken: list[Slice] = []
@@ -115,8 +115,9 @@ class Snapshots:
     """The published snapshot of an application, for the restores of one instance. Any
     thread.
 
-    `folder` holds files until they are in a database; on the database's disk they are
-    moved, not copied. Making a `Snapshots` empties it.
+    `folder` holds fetched files until they are in a database. If it is on the
+    database's disk, they are moved, not copied. Making a `Snapshots` empties the
+    folder.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class Snapshots:
         bounds: Bounds,
         where: str,
     ) -> list[Slice]:
-        """Return the published slices to take for these key groups (ascending); log why
+        """Return the published slices to use for these key groups (ascending); log why
         others do not fit.
+
+        `where`: the beginning of the log messages, which names store and key groups.
         """
         try:
             manifest = _twice(self._current)
@@ -172,13 +175,13 @@ class Snapshots:
         folder: Path,
         heard: Heard,
     ) -> list[FetchedFile]:
-        """Return the files of a slice, with rows of its groups only: a file at the edge
-        of a range is rewritten.
+        """Return the files of a slice, copied to this machine. A file with rows of
+        other groups is rewritten without these rows.
 
         Raises:
-            GivenUpError: `heard` raised it. SnapshotError, StateError, OSError: a file
-            is missing or damaged, the storage does not answer, or the disk
-                is full.
+            GivenUpError: `heard` raised it.
+            SnapshotError, StateError, OSError: a file is missing or damaged, the
+                storage does not answer, or the disk is full.
         """
         storage = Storage(self._url)
         result = []
@@ -212,8 +215,8 @@ class Snapshots:
 
 
 def _twice(ask: Callable[[], T]) -> T:
-    """Return an answer of the storage, asking once more if it fails: reading the
-    changelog instead costs far more.
+    """Return the result of a request to the storage; if it fails, ask a second time.
+    Reading the changelog instead costs far more.
     """
     try:
         return ask()

@@ -66,8 +66,8 @@ def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
 
 
 def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a file, ascending. The file stays. It is copied beside itself,
-    where there is space for state.
+    """Yield the rows of a file, ascending. The file is not changed: a copy beside it is
+    read, where there is space for state.
 
     Raises:
         SnapshotError: it is not a file of RocksDB, or there is no space for its copy.

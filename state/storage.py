@@ -4,9 +4,9 @@ module imports fsspec.
 Names are relative to the storage and have `/` between their parts. Credentials come
 from where the fsspec driver looks for them (environment, profile), never from a name.
 
-Invariant: a name shows all of its bytes or nothing. A local file is written under
-another name and renamed; an object store ensures it itself. Turned down: a path of our
-own for local folders (two ways to do everything, one of them less tested).
+Invariant: `Storage.write` shows all bytes of a name or none. A local file is written
+under another name and renamed; an object store ensures it itself. Turned down: other
+code for local folders (two ways to do everything, one of them less tested).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
-"""Protocols without folders, where creating the first folder would create the bucket:
-that is left to the operator.
+"""The protocols without folders. There, creating the first folder would create the
+bucket, which is left to the operator.
 """
 
 _CHUNK = 1 << 20
 
 Heard: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes of each chunk that has come. Raises `GivenUpError` if
-the rest is not wanted.
+"""A function that takes the number of bytes of each chunk that has come. It raises
+`GivenUpError` if the rest is not wanted.
 """
 
 
@@ -42,12 +42,12 @@ def nobody(_: int) -> None:
 
 
 class Storage:
-    """A folder or bucket. Thread-safe: it never changes; another process makes its own from
-    the `url`.
+    """A folder or bucket for snapshots. Thread-safe: it never changes. Another process
+    makes its own from the `url`.
 
     Raises:
         SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or
-        the storage does not answer.
+            the storage does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -80,13 +80,13 @@ class Storage:
 
     @property
     def absent(self) -> bool:
-        """Whether it is a folder of this host that does not exist. The first write
-        would make it.
+        """Whether the storage is a folder of this host that does not exist yet. The
+        first write makes it.
         """
         return self._local and not Path(self._root).is_dir()
 
     def read(self, name: str) -> bytes | None:
-        """Return the bytes under a name; None if there is no such name."""
+        """Return the bytes under a name; None if the name does not exist."""
         try:
             data: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
@@ -124,8 +124,8 @@ class Storage:
         file: Path,
         heard: Heard = nobody,
     ) -> bool:
-        """Copy the bytes under a name to a local file; return False if there is no such
-        name.
+        """Copy the bytes under a name to a local file; return False if the name does
+        not exist.
 
         Raises:
             GivenUpError: `heard` raised it; part of the file may be there.
@@ -189,7 +189,7 @@ class Storage:
 
 
 def _callback(heard: Heard) -> Any:
-    """Return the fsspec callback that passes on each chunk."""
+    """Return the fsspec callback that passes the size of each chunk to `heard`."""
     from fsspec.callbacks import Callback
 
     class Chunks(Callback):  # type: ignore[misc]

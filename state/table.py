@@ -38,24 +38,24 @@ ENTRY_BYTES = 200
 dicts, the object headers.
 """
 LIVE_FACTOR = 4
-"""The memory of a buffered value, as object and as bytes, per serialised byte."""
+"""The memory of a buffered value (as object and as bytes) for each serialised byte."""
 NO_TIMESTAMP = -1
 """The timestamp of an entry without a value."""
 
 _SAMPLE = 64
 _AT = attrgetter("at")
 _FEW_ROWS = 1000
-"""How many rows of a plain key the buffer keeps at once: a seek costs as much as ten
-look-ups.
+"""The most rows of a plain key that one read puts into the buffer: a seek costs as much
+as ten look-ups.
 """
 _MOST_WHOLE = 10_000
-"""Of how many plain keys it is known that their rows are in the buffer: those without
-rows take memory, too.
+"""The most plain keys that are noted as having all their rows in the buffer: a key
+without rows takes memory as well.
 """
 
 
 class PlacedEntry(Entry):
-    """An entry that keeps its database key, so that a key is hashed once and not with
+    """An entry that keeps its database key, so that the key is hashed once and not at
     every commit.
     """
 
@@ -98,17 +98,18 @@ _Columns: TypeAlias = tuple[
 
 
 class Table:
-    """A `TableStore` of kind `key_value`, for some key groups of a database. One
-    thread.
+    """The key-value store of one task: a `TableStore` of kind `key_value`. One thread.
 
     Raises:
         SerdeError: a value cannot be serialised, or bytes of the database cannot be
-        deserialised; names the store.
+            deserialised; the message names the store.
         StateError: a key belongs to another task.
     """
 
     _get: Getter
-    """Looks a row up in the database. Stores in time segments have a getter for each."""
+    """Reads a row of the database. Window and session stores have a getter for each
+    segment instead.
+    """
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Table:
         """Return the entry of a key from the buffer or the database, and keep it in
         `entries`.
 
-        The entry has the value None if there is no such key.
+        The value of the entry is None if the store does not have the key.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -154,8 +155,8 @@ class Table:
         return entry
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that
-        `scan` has just yielded.
+        """Mark an entry as changed since the last commit. The entry is in `entries`, or
+        `scan` has just yielded it.
         """
         entry.dirty = True
         self._dirty[key] = entry
@@ -173,8 +174,8 @@ class Table:
         start: bytes | None,
         end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, the buffer's
-        over the database's.
+        """Yield the live entries with start <= key < end in key order. A buffered entry
+        hides the database's row.
 
         Keys added during the iteration are left out; changes of the other entries are
         seen.
@@ -200,16 +201,16 @@ class Table:
         """Do nothing: the rows of a key-value store do not expire."""
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries, which are then clean, and return them for the
+        """Serialise the dirty entries, mark them clean, and return them for the
         changelog; None if there are none.
 
-        A key that was added and deleted since the last commit is left out. Rows are
-        read back if their serde asks for it: one that cannot be read would stop each
-        later start.
+        A key that was added and deleted since the last commit is left out. If its serde
+        asks for it, each value is read back: a value that cannot be read would stop
+        each later start.
 
         Raises:
-            SerdeError: a value cannot be serialised. The task's interval is void:
-            `discard`.
+            SerdeError: a value cannot be serialised. The task's interval is void: call
+                `discard`.
         """
         if not self._dirty:
             return None
@@ -239,7 +240,7 @@ class Table:
         self._latest = []
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the operator: no window starts later."""
+        """Do nothing: only windows depend on the stream time at which a task begins."""
 
     @property
     def observed(self) -> int:
@@ -265,7 +266,7 @@ class Table:
             self._average += (size - self._average) / 8 if self._average else size
 
     def trim(self, share: float) -> None:
-        """Remove clean entries until this share of the buffer is left; those of the
+        """Remove clean entries until this share of the buffer is left. Entries of the
         latest commit go last.
         """
         excess = len(self.entries) - int(len(self.entries) * share)
@@ -291,10 +292,10 @@ class Table:
         del self.entries[key]
 
     def _database_key(self, key: bytes) -> bytes:
-        """Return where a key is in the database.
+        """Return the database key of a store key.
 
         Raises:
-            StateError: another task has it.
+            StateError: another task has the key.
         """
         group = key_hash(key[: -self._suffix] if self._suffix else key) >> GROUP_SHIFT
         if not self._first <= group <= self._last:
@@ -328,7 +329,7 @@ class Table:
         return PlacedEntry(at, value, TIMESTAMP.unpack_from(data)[0], stored)
 
     def _serialised(self, entries: list[PlacedEntry]) -> _Columns:
-        """Return the columns of changed entries, which are then clean.
+        """Return changed entries as serialised columns, and mark the entries clean.
 
         One pass does all the work on an entry, because fetching it into the CPU cache
         costs more than the work.
@@ -396,9 +397,9 @@ class SubscriberTable(Table):
     """A `TableStore` with the rows of many subscribers for each plain key; keys are
     `subscriber_key(...)`. One thread.
 
-    Turned down: one row for all subscribers of a key (that of 60,000 orders from one
-    country is larger than a record of a changelog may be, and each of them would write
-    it anew).
+    Turned down: one row for all subscribers of a key. For 60,000 orders from one
+    country it is larger than a changelog record may be, and each order would write it
+    again.
     """
 
     def __init__(
@@ -417,7 +418,7 @@ class SubscriberTable(Table):
         """Return the entry of a key from the buffer or the database, and keep it in
         `entries`.
 
-        The entry has the value None if there is no such key.
+        The value of the entry is None if the store does not have the key.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -426,7 +427,9 @@ class SubscriberTable(Table):
         return entry
 
     def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live rows of a plain key, in no order; change none meanwhile."""
+        """Yield the live rows of a plain key, unordered. Change no row during the
+        iteration.
+        """
         if key not in self._whole:
             length = len(key) + SUBSCRIBER_BYTES
             found = self._database.beginning_with(self.spec.name, key)

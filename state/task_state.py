@@ -64,7 +64,11 @@ class TaskState:
         cache_bytes: int,
         tables: Mapping[str, MakeTable] = NO_TABLES,
     ) -> None:
-        """`tables`: by name, the factories of stores that are not the usual ones."""
+        """Make the stores over the database.
+
+        `tables`: the factories of stores that need another class than the usual one, by
+        name.
+        """
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
@@ -84,9 +88,9 @@ class TaskState:
         self.pasts = frozenset(
             spec.past.name for spec in specs if spec.past is not None
         )
-        """The stores that keep the past of versioned rows."""
+        """The names of the stores that keep ended versions of rows."""
         self._stands: dict[str, list[Checkpoint]] = {}
-        """The last checkpoints by store, without `true_ms`."""
+        """The last written checkpoints by store, without `true_ms`."""
         self.topic_ids = {
             name: self._topic_id(name)
             for name, table in self._tables.items()
@@ -100,19 +104,19 @@ class TaskState:
         return self._tables
 
     def begin(self, times: Mapping[str, int]) -> None:
-        """Begin at these stream times of the stores, before a program is bound: no
-        window of them starts later.
+        """Set the stream time at which each store begins: no later window start counts
+        as observed. Call it before a program is bound.
         """
         for name, table in self._tables.items():
             table.begin(times[name])
 
     @property
     def full(self) -> bool:
-        """Whether the buffers exceed the budget even without the clean entries: commit
-        now.
+        """Whether the buffers exceed the budget even without their clean entries, so
+        that a commit is due.
 
-        Ask between batches only: a removed entry is another object when it is loaded
-        again.
+        It removes clean entries. Ask between batches only: a removed entry is another
+        object when it is loaded again.
         """
         for table in self._tables.values():
             table.weigh()
@@ -123,8 +127,8 @@ class TaskState:
         with changes and a changelog.
 
         Raises:
-            SerdeError: a value cannot be serialised; names store and key. The interval
-            is void: `discard`.
+            SerdeError: a value cannot be serialised; the message names store and key.
+                The interval is void: call `discard`.
         """
         batches = [table.freeze() for table in self._tables.values()]
         return [
@@ -139,20 +143,20 @@ class TaskState:
         positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS,
         true_ms: int = NEVER_TRUE,
     ) -> None:
-        """Write everything that `changes` returned since the last commit, and with the
-        last of it these checkpoints.
+        """Write all changes that `changes` has serialised since the last commit, and in
+        the last batch these checkpoints.
 
-        Shape: checkpoints by store: the changelog offset below which all records of
+        Shape: `checkpoints`: by store, the changelog offset below which all records of
         this task lie. A store that is left out keeps its checkpoint; a store without
-        changelog has none. `positions`, for stores that hold their source
-        topic: the topic's offset below which all records of a range are done, for the
-        ranges of the task.
+        changelog has none. `positions`, for stores that hold their source topic: for
+        each range of the task, the offset of the source topic below which all records
+        are done.
         Units: `true_ms` is a time at which no other member could write for this task:
         before the commit was requested.
 
         Raises:
             StateError: no checkpoint was written. The task cannot be used any more:
-            open it again from the log.
+                open it again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
         stands = self._checkpoints(checkpoints, positions)
@@ -174,15 +178,15 @@ class TaskState:
         self._make_room()
 
     def confirm(self, true_ms: int) -> None:
-        """Confirm that the database's state is true at this time: no other member could
-        write for the task until then.
+        """Write to the checkpoints that the state was true at this time: no other
+        member could write for the task until then.
 
         Without it, a task without changes would look like one that was away, which may
         have missed tombstones that compaction removed.
 
         Raises:
             StateError: nothing was written. The task cannot be used any more: open it
-            again from the log.
+                again from the log.
         """
         stands = {
             name: self._database.checkpoints(name).within(self._groups)
@@ -231,10 +235,10 @@ class TaskState:
         }
 
     def _observed(self, told: Collection[str]) -> dict[str, list[Checkpoint]]:
-        """Return the checkpoints of the other window stores, with what these have
-        observed since.
+        """Return new checkpoints for the window stores that are not in `told`, with the
+        window starts that they have observed.
 
-        A segment is dropped once it has expired for all key groups, also for those
+        A segment is dropped once it has expired for all key groups, including groups
         without records.
         """
         return {
@@ -251,8 +255,8 @@ class TaskState:
         }
 
     def _topic_id(self, store: str) -> str:
-        """Return the id of the changelog from which a store was restored; none if its
-        key groups do not agree.
+        """Return the id of the changelog from which a store was restored; `NO_TOPIC` if
+        its key groups have different ones.
         """
         ids = {
             run.topic_id

@@ -75,8 +75,8 @@ class KeyRangeView:
         return key_group(key_hash(key)) in self._groups
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a store key; None if there is no such row, or
-        if it is not owned.
+        """Return the value and timestamp of a store key; None if the row does not
+        exist, or if its plain key is outside the ranges.
         """
         plain = layout.plain_key(self.spec, key)
         if not self.owns(plain):
@@ -128,11 +128,11 @@ class KeyRangeView:
         """Return the windows of a key with from_ms <= start <= to_ms, in the order of
         their starts; lazily.
 
-        Those of a versions store are the versions of a row that have ended, and their
-        starts are the ends.
+        In a `versions` store, the windows are ended versions of a row, and their starts
+        are the times at which they ended.
 
         Raises:
-            ValueError: neither a window nor a versions store.
+            ValueError: the store is neither a window nor a versions store.
         """
         if self.spec.kind not in ("window", "versions"):
             raise ValueError(f'"{self.spec.name}" is not a window store')
@@ -156,7 +156,7 @@ class KeyRangeView:
         ordered by end; lazily.
 
         Raises:
-            ValueError: not a session store.
+            ValueError: the store is not a session store.
         """
         if self.spec.kind != "session":
             raise ValueError(f'"{self.spec.name}" is not a session store')
@@ -169,8 +169,8 @@ class KeyRangeView:
         return (session for session in found if session.start <= to_ms)
 
     def latest_ms(self) -> int:
-        """Return a time behind which there is no window and no session; less than 0:
-        there is none.
+        """Return an upper bound (ms, inclusive) for the times of the store's windows or
+        sessions; less than 0 if there are none.
         """
         return min(self._database.latest_ms(self.spec.name), _LATEST)
 
@@ -211,8 +211,8 @@ class KeyRangeView:
         )
 
     def _horizons(self) -> list[int]:
-        """Return the first visible window start of each key group: siblings may have
-        observed different ones.
+        """Return the first visible window start of each key group: sibling tasks may
+        have observed different starts.
         """
         horizons = [_EVER] * GROUPS
         for run in self._database.checkpoints(self.spec.name):
@@ -224,13 +224,13 @@ class KeyRangeView:
 
 
 class GlobalView:
-    """A global table for queries: its current rows."""
+    """The current rows of a global table, for queries."""
 
     def __init__(self, rows: GlobalRows) -> None:
         self._rows = rows
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a key; None if there is no such row."""
+        """Return the value and timestamp of a key; None if the table does not have it."""
         entry = self._rows.load(key)
         return None if entry.stored is None else (entry.stored, entry.timestamp)
 
@@ -269,7 +269,7 @@ class GlobalView:
 
 @lru_cache(maxsize=1024)
 def _groups_of(ranges: tuple[KeyRange, ...]) -> frozenset[int]:
-    """Return the key groups of some ranges. Kept: a view is made for each batch of
+    """Return the key groups of some ranges. Cached: a view is made for each batch of
     queries, and reads a key or two.
     """
     return frozenset(

@@ -10,11 +10,11 @@ largest start that was put. Both are equal when the newest record was put; but a
 with part of the keys does not see that record, and the result must not depend on the
 number of ranges.
 
-Where the records of a key begin windows (sliding windows, user-defined windows), stream
-time does not determine which windows have begun. There the largest start counts that
-any task over the database has put, once the observing task's own stream time has
-reached it. No window starts later than stream time, so the puts of a task that is ahead
-do not count too early.
+In sliding and user-defined windows, the records of a key begin windows, so stream time
+does not tell which windows have begun. There, the store observes the largest start that
+any task over the database has put, once its own task's stream time has reached that
+start. No window starts later than stream time, so the puts of a task that is ahead do
+not count too early.
 
 Invariant: an expired window is neither loaded, scanned nor written to the database. If
 it was dirty, the next commit still forwards and logs it: its last update is a result
@@ -46,16 +46,19 @@ from coopstreams.topology.stores import Entry, StoreSpec
 _EVER = -(1 << 63)
 _NEVER = 1 << 63
 TIME_BYTES = 240
-"""What a time takes at which buffered entries are: windows share theirs, nearly each
-session has one of its own.
+"""The memory for each distinct time of buffered entries. Windows share times, nearly
+each session has one of its own.
 """
 KNOWN_BYTES = 60
-"""What a time takes in the times of a key. A key with a long history has thousands."""
+"""The memory of one time in the times of a key. A key with a long history has
+thousands.
+"""
 
 
 @dataclass(slots=True)
 class _Times:
-    """The times of a plain key's windows: the ends of their store keys, in order.
+    """The times of a plain key's windows, ascending: the bytes at the end of their
+    store keys.
 
     Invariant: it has the visible windows that changed since the last commit, and all
     visible windows of the database from the time `read` on.
@@ -66,8 +69,8 @@ class _Times:
 
 
 class TimedTable(Table):
-    """A `TableStore` whose keys end with a time, and which finds the rows of a plain
-    key by it. One thread.
+    """A `TableStore` whose keys end with a time, by which the rows of a plain key are
+    found. One thread.
     """
 
     def __init__(
@@ -82,9 +85,9 @@ class TimedTable(Table):
         None before the first fetch.
         """
         self._known = 0
-        """How many times `_of_key` has."""
+        """The number of times in all values of `_of_key`."""
         self._horizon = _EVER
-        """The first time that is visible."""
+        """The earliest visible time: rows before it have expired."""
 
     def discard(self) -> None:
         """Clear the buffer and the times: see `Table.discard`."""
@@ -136,7 +139,7 @@ class TimedTable(Table):
 
     @property
     def size_bytes(self) -> int:
-        """The approximate memory of the buffer."""
+        """The approximate memory of the buffer and of the times."""
         return (
             super().size_bytes
             + ENTRY_BYTES * len(self._of_key or ())
@@ -144,7 +147,7 @@ class TimedTable(Table):
         )
 
     def _times(self, key: bytes, first: int) -> _Times:
-        """Return the times of a plain key; from `first` on they are complete."""
+        """Return the times of a plain key's rows, complete from `first` on."""
         if self._of_key is None:
             self._note_dirty()
         assert self._of_key is not None
@@ -172,15 +175,15 @@ class TimedTable(Table):
         return times
 
     def _note_dirty(self) -> None:
-        """Begin the times by plain key anew, with those of the changed rows."""
+        """Replace all noted times by the times of the changed rows."""
         self._of_key = {}
         self._known = 0
         for changed in self._dirty:
             self._note(changed)
 
     def _note(self, key: bytes) -> None:
-        """Add a changed window, which may not be in the database yet, to the times of
-        its key.
+        """Add the time of a changed row to the times of its plain key: the database may
+        not have the row yet.
         """
         assert self._of_key is not None
         plain = key[: -self._suffix]
@@ -195,12 +198,14 @@ class TimedTable(Table):
 
 
 class VersionTable(TimedTable):
-    """A `VersionTableStore`: a `TableStore` of kind `versions`; keys are
-    `window_key(...)` of ends. One thread.
+    """The versions of rows that have ended: a `TableStore` of kind `versions`. One
+    thread.
 
-    Invariant: what has ended is deleted only if it was old at the last commit.
-    At-least-once, the changelog may be ahead of the positions, and records that are
-    repeated ask for what was still young then.
+    Shape: keys are `window_key(...)` of the plain key and the version's end.
+
+    Invariant: a version is deleted only if it was old at the last commit. Under
+    at-least-once, the changelog may be ahead of the positions, and repeated records
+    need versions that were still young then.
     """
 
     def __init__(
@@ -211,25 +216,25 @@ class VersionTable(TimedTable):
     ) -> None:
         super().__init__(database, spec, groups)
         self.old_ms = NOTHING_OBSERVED
-        """What ends at this time or before is old. The operator raises it."""
+        """Versions that end at this time or before are old. The operator raises it."""
         self._old_at_commit = NOTHING_OBSERVED
 
     def discard(self) -> None:
-        """Clear the buffer: see `Table.discard`. Nothing is known to be old."""
+        """Clear the buffer: see `Table.discard`. No version counts as old afterwards."""
         super().discard()
         self.old_ms = NOTHING_OBSERVED
         self._old_at_commit = NOTHING_OBSERVED
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that
-        `scan` has just yielded.
+        """Mark an entry as changed since the last commit. The entry is in `entries`, or
+        `scan` has just yielded it.
         """
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key with this time or a later one, None if
+        """Return the first row of a plain key whose time is at least `time`; None if
         there is none.
         """
         time = max(time, 0)
@@ -259,14 +264,16 @@ class VersionTable(TimedTable):
                 self.put(row, None, layout.time_of(self.spec.kind, row))
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries: see `Table.freeze`."""
+        """Serialise the dirty entries: see `Table.freeze`. What is old now may be
+        deleted from then on.
+        """
         self._old_at_commit = self.old_ms
         return super().freeze()
 
 
 class VisibleWindows:
-    """Which windows of a store a task sees, and where the database has them. One
-    thread.
+    """The windows of a store that a task sees, and the access to them in the database.
+    One thread.
     """
 
     def __init__(
@@ -295,11 +302,13 @@ class VisibleWindows:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with what the checkpoints of the store say."""
+        """Set the observed window start to that of the store's checkpoints, and forget
+        what was put since.
+        """
         self.observed = NOTHING_OBSERVED
         """The start of the newest window that has begun; it decides which expire."""
         self.horizon = _EVER
-        """The first time that is visible."""
+        """The earliest visible time: windows before it have expired."""
         self._newest = NOTHING_OBSERVED
         """The latest time that this task has put."""
         self._getters: dict[int, Getter] = {}
@@ -308,7 +317,8 @@ class VisibleWindows:
         self._observe(min(self._began, known))
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the operator: no window starts later.
+        """Set the stream time at which the operator begins: no later window start
+        counts as observed.
 
         A restore gives key groups without windows the observed start of other groups.
         These may have belonged to a task that was ahead, and the remaining records of
@@ -318,14 +328,16 @@ class VisibleWindows:
         self.reset()
 
     def put(self, time: int) -> None:
-        """Note that a row of this time was put."""
+        """Note that a row of this time was put: it may be the newest of all tasks."""
         if time > self._newest:
             self._newest = time
             with self._database.guard:
                 self._newest_of_all[0] = max(self._newest_of_all[0], time)
 
     def advance(self, stream_time: int) -> bool:
-        """Advance the stream time; return whether that changes what is visible."""
+        """Advance the stream time; return whether that changes which windows are
+        visible.
+        """
         observed = self._newest
         if self.by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
             observed = put
@@ -338,8 +350,8 @@ class VisibleWindows:
         return True
 
     def sweep(self) -> bool:
-        """Forget the getters of expired segments; return whether there are more of
-        those than before.
+        """Forget the getters of expired segments; return whether a segment has expired
+        since the last call.
         """
         oldest = self.horizon // self.segment_ms
         if oldest <= self._oldest:
@@ -350,7 +362,9 @@ class VisibleWindows:
         return True
 
     def getter(self, time: int) -> Getter | None:
-        """Return the look-up of rows of a time in the database; None: there are none."""
+        """Return a function that reads rows of the segment with this time; None if the
+        database has no such segment.
+        """
         segment = time // self.segment_ms
         getter = self._getters.get(segment)
         if getter is None:
@@ -373,7 +387,7 @@ class VisibleWindows:
 
 
 class WindowTable(TimedTable):
-    """A `WindowTableStore`: a `TableStore` of kind `window`; keys are
+    """The window store of one task: a `TableStore` of kind `window`. Keys are
     `window_key(...)`. One thread.
     """
 
@@ -392,8 +406,8 @@ class WindowTable(TimedTable):
         """A heap of these times."""
 
     def discard(self) -> None:
-        """Clear the buffer: see `Table.discard`. Visible is what was at the last
-        commit.
+        """Clear the buffer: see `Table.discard`. The windows that were visible at the
+        last commit are visible again.
         """
         super().discard()
         self._by_start = {}
@@ -404,7 +418,7 @@ class WindowTable(TimedTable):
     def load(self, key: bytes) -> Entry:
         """Return the entry of a window from the buffer or the database.
 
-        The entry has the value None if there is no such window, or if it has expired.
+        The value of the entry is None if there is no such window, or if it has expired.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -416,8 +430,8 @@ class WindowTable(TimedTable):
         return entry
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that
-        `scan` has just yielded.
+        """Mark an entry as changed since the last commit. The entry is in `entries`, or
+        `scan` has just yielded it.
         """
         super().touch(key, entry)
         if self._of_key is not None:
@@ -438,7 +452,7 @@ class WindowTable(TimedTable):
             self._forget_times()
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the operator: no window starts later."""
+        """Set the stream time at which the operator begins: see `VisibleWindows.begin`."""
         self._visible.begin(stream_time)
         self._horizon = self._visible.horizon
 
@@ -454,8 +468,8 @@ class WindowTable(TimedTable):
 
     @property
     def observed(self) -> int:
-        """The start of the newest window that has begun, as the store knows; it decides
-        which windows expire.
+        """The start of the newest window that the store has observed; it decides which
+        windows expire.
         """
         return self._visible.observed
 
@@ -484,7 +498,7 @@ class WindowTable(TimedTable):
             del self._by_start[start]
 
     def _forget_times(self) -> None:
-        """Remove the times of expired windows, which are kept beside the buffer."""
+        """Remove the times of expired windows from the times of their plain keys."""
         oldest = TIMESTAMP.pack(self._horizon)
         for key, times in list((self._of_key or {}).items()):
             expired = bisect_left(times.known, oldest)
@@ -523,8 +537,8 @@ class WindowTable(TimedTable):
 
 
 class SessionTable(WindowTable):
-    """A `SessionStore`: a `TableStore` of kind `session`; keys are `session_key(...)`.
-    One thread.
+    """The session store of one task: a `TableStore` of kind `session`. Keys are
+    `session_key(...)`. One thread.
     """
 
     def put(
@@ -533,8 +547,8 @@ class SessionTable(WindowTable):
         value: object,
         timestamp: int,
     ) -> None:
-        """Set the value of a session; None deletes it, and look-ups do not find it
-        again.
+        """Set the value of a session. None deletes the session, and look-ups do not
+        find it any more.
         """
         super().put(key, value, timestamp)
         if self._of_key is not None:

@@ -22,10 +22,11 @@ def start_daemon(job: Job, name: str) -> None:
 
 
 class WorkerPool:
-    """Runs jobs on up to `most` threads, which live while there are jobs. Jobs must
-    not raise. Thread-safe: a lock.
+    """A pool of up to `most` threads, which end when no job is left. Jobs must not
+    raise. Thread-safe: a lock.
 
-    Owners take turns, one job each: a big store does not delay small ones.
+    Each job belongs to an owner. Owners take turns, one job each: a big store does not
+    delay small ones.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class WorkerPool:
         self._working = 0
 
     def put(self, owner: object, job: Job) -> None:
-        """Add a job, after the others of its owner."""
+        """Add a job behind the other jobs of its owner; start a thread if fewer than
+        `most` run.
+        """
         with self._lock:
             if self._working < self._most:
                 self._start(
