@@ -1,4 +1,4 @@
-"""What Avro schemas mean: the names in them, which of them can read which, and the
+"""Interprets Avro schemas: the names in them, which schema can read which, and the
 logical types of what is read.
 
 Shape: a *parsed* schema is one that `fastavro.parse_schema` returns.
@@ -21,7 +21,7 @@ Named: TypeAlias = Mapping[str, Any]
 NAMED = ("record", "enum", "fixed")
 """The types that have a name."""
 MEMBERS = {"array": "items", "map": "values"}
-"""Where the schemas of types with members have that of a member."""
+"""The attribute of an array or map that has the schema of its members."""
 BOUNDED_DECIMAL = "coopstreams-decimal"
 """The name of the logical type `decimal` in the schemas that fastavro is given: see
 `topology/avro_limits.py`.
@@ -33,13 +33,13 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""The types that may be read as another one."""
+"""For a type in the reader's schema, the other types that it can read."""
 _OF_LOGICAL = ("logicalType", "precision", "scale")
 """The attributes of a schema that say its logical type."""
 
 
 def definitions(schema: Any) -> Named:
-    """Return what names stand for within a parsed schema."""
+    """Return the definitions within a parsed schema by their names."""
     return dict(_definitions_in(schema))
 
 
@@ -51,8 +51,8 @@ def _definitions_in(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def definition(schema: Any, named: Named) -> Any:
-    """Return a schema as a dict or a list: names stand for their definitions, and types
-    may be nested.
+    """Return a schema as a dict or a list, with a name replaced by its definition and a
+    nested type unwrapped.
     """
     if isinstance(schema, str):
         return named.get(schema, {"type": schema})
@@ -75,8 +75,8 @@ def parts(schema: Any) -> Iterator[Any]:
 
 
 def with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a union or another schema, as JSON, with its parts as a function changes
-    them.
+    """Return a schema, as JSON, with `change` applied to each schema directly within
+    it.
     """
     if isinstance(schema, list):
         return [change(branch) for branch in schema]
@@ -93,8 +93,8 @@ def with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _same_name(reader: Any, writer: Any) -> bool:
-    """Whether a type has the name of the reader's, or is one of its aliases. Namespaces
-    may differ.
+    """Whether the writer's type has the name of the reader's type, or one of its
+    aliases. Namespaces may differ.
     """
     name = writer["name"].rpartition(".")[2]
     return name == reader["name"].rpartition(".")[2] or bool(
@@ -103,8 +103,8 @@ def _same_name(reader: Any, writer: Any) -> bool:
 
 
 def why_unreadable(reader: Any, writer: Any) -> str:
-    """Return why values of one parsed schema cannot be read as another, with the path
-    of the field; empty if they can.
+    """Return why values of the parsed schema `writer` cannot be read with `reader`,
+    with the path of the field; empty if they can.
     """
     comparison = _Comparison(definitions(reader), definitions(writer))
     return comparison.why(reader, writer, "")
@@ -200,9 +200,9 @@ def as_read(writer: Any, reader: Any) -> Any:
     none where it has none.
 
     A logical type is not on the wire: a `long` that becomes a `timestamp-millis` is the
-    same long. fastavro reads by the writer's types, so the same field would be an int
-    or a datetime, whoever wrote it. Where both have a logical type, the writer's says
-    what the number means.
+    same long. fastavro reads by the writer's types, so without this function a field
+    would be an int or a datetime, depending on its writer. Where both have a logical
+    type, the writer's says what the number means.
 
     Shape: `writer` is JSON, `reader` is parsed.
     """
@@ -244,8 +244,8 @@ def _branch_of(
     reader: Any,
     named: Named,
 ) -> Any:
-    """Return the type that a type is read as: the reader's, or a branch of its union;
-    None: it is not of the same kind.
+    """Return the type with which a written type is read: the reader's, or a branch of
+    its union; None if there is none of the same kind.
     """
     found = definition(reader, named)
     for branch in found if isinstance(found, list) else [found]:
@@ -269,8 +269,8 @@ def _with_logical(
 
 
 def whole(schema: Schema) -> Any:
-    """Return an Avro schema as JSON. The definitions of the names that its references
-    define stand where the name is met first, as Avro wants it.
+    """Return an Avro schema as JSON. A name that a reference defines is replaced by its
+    definition where it first occurs, as Avro requires.
     """
     own = orjson.loads(schema.text)
     if not schema.references:

@@ -1,12 +1,14 @@
-"""Compares schemas as the description of a topology has them: whether one version reads
-what the one before wrote.
+"""Compares the schemas in two descriptions of a topology: whether the new version reads
+what the old version wrote.
+
+A description has these parts of a schema:
 
     of a class       the part of its JSON Schema that is compared (`json_schema_changes.compared`), and the text in a registry
     of a registry    its kind, its text, those of the schemas that it names, the full name of the record or message,
                      and the name of the serde
 
-Invariant: schemas of different sorts are not compared: the names of their serdes
-differ.
+Invariant: a schema of a class and one of a registry are not compared: the names of
+their serdes differ.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def why_unreadable(now: Any, was: Any) -> str:
 
 def why_other_bytes(now: Any, was: Any) -> str:
     """Return why equal keys have other bytes with the schema `now` than with `was`;
-    empty if nothing is known.
+    empty if no reason is known.
     """
     if _kind(now) is None and _kind(was) is None:
         texts = now.get("text"), was.get("text")
@@ -85,7 +87,7 @@ def changed_values(now: Any, was: Any) -> str:
 
 
 def changed_keys(now: Any, was: Any) -> str:
-    """Return why the next version writes other bytes for equal keys; empty if nothing
+    """Return why the next version writes other bytes for equal keys; empty if no reason
     is known.
     """
     pairs = zip(now.key_schemas, was.key_schemas, strict=False)
@@ -98,11 +100,12 @@ def changed_keys(now: Any, was: Any) -> str:
 
 
 def why_other_rows(now: Any, was: Any) -> str:
-    """Return why the left rows of a foreign-key join are written with other bytes than
-    those that asked; empty if nothing is known. Rows in a store keep their bytes, those
-    of views are written again.
+    """Return why the left rows of a foreign-key join have other bytes now than when
+    they subscribed; empty if no reason is known.
 
-    Shape: both are the subscribers as `outline.Store`.
+    Rows in a store keep their bytes; rows of views are serialised again.
+
+    Shape: both are the store of the subscribers, as `outline.Store`.
     """
     if None in (now.asked, was.asked):
         return ""
@@ -122,9 +125,10 @@ def same_format(
     was: str,
     schemas_before: Iterable[Any],
 ) -> bool:
-    """Whether two serdes, given by their names and schemas, write one format: of a
-    registry, the schemas say what may be read, and not the names of classes, or the
-    text of a schema without a name.
+    """Whether two serdes, given by their names and schemas, write one format.
+
+    For serdes of a registry, only the kind of schema and the name of the record or
+    message count, not the names of classes: their schemas are compared elsewhere.
     """
     return now == was or _format(now, schemas) == _format(was, schemas_before)
 
@@ -189,7 +193,7 @@ def _why(
 
 
 def _files(schema: Schema) -> tuple[Any, ...]:
-    """Return the files of a schema of Protobuf; none: they cannot be read here."""
+    """Return the files of a Protobuf schema; empty if they cannot be read here."""
     try:
         return protobuf_changes.files_of(schema)
     except ImportError:

@@ -2,8 +2,8 @@
 properties; and whether keys of two schemas have the same bytes.
 
 Keywords on values (`minimum`, `pattern`), `oneOf` and the like are not checked: the
-first record that does not fit fails. `enum` is checked of classes alone: the members of
-an enum or a `Literal`, and the tag of a Struct.
+first record that does not fit fails. `enum` is checked only in schemas of classes: the
+members of an enum or a `Literal`, and the tag of a Struct.
 
 Source: JSON Schema 2020-12, "Core" and "Validation".
 """
@@ -31,8 +31,8 @@ def why_unreadable(
     """Return why JSON of the schema `writer` cannot be read with `reader`, with the
     path; empty if it may be.
 
-    `complete`: the writer writes all properties, not only the required ones, as msgspec
-    does of a class. So a field that loses its default is no reason.
+    `complete`: whether the writer writes all properties, not only the required ones, as
+    msgspec does for a class. A field that loses its default is then no reason.
     """
     level = partial(_unreadable_level, complete=complete)
     return _Comparison(reader, writer, level).why(reader, writer, "")
@@ -40,17 +40,17 @@ def why_unreadable(
 
 def why_other_bytes(now: Any, was: Any) -> str:
     """Return why msgspec writes a key of the schema `now` with other bytes than one of
-    `was`, with the path; empty if nothing is known against it.
+    `was`, with the path; empty if no reason is known.
 
-    A field with a default is written, too: unlike values, keys must have the same
-    fields, in the same order.
+    Keys must have the same fields in the same order, unlike values: a field with a
+    default is written, too.
     """
     return _Comparison(now, was, _other_level).why(now, was, "")
 
 
 def compared(schema: Any) -> Any:
-    """Return the part of a schema that is compared, with values that may be null as
-    those that may not.
+    """Return the part of a schema that is compared. A value that may be null becomes
+    one that may not.
     """
     if not isinstance(schema, dict):
         return schema
@@ -76,8 +76,8 @@ class _Comparison:
     """The comparison of two documents. Each pair of schemas in them is compared once: a
     schema may contain itself.
 
-    `level`: returns how two schemas differ without the parts within them, given their
-    path.
+    `level`: returns how two schemas at a path differ, apart from the schemas within
+    them.
     """
 
     now: Any

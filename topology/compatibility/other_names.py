@@ -1,7 +1,7 @@
-"""What is written here, by the names that Kafka Streams, Faust and Quix Streams have
-for it.
+"""Names of operators in Kafka Streams, Faust and Quix Streams, each with what to write
+in coopstreams.
 
-A missing attribute of a class with such names is an AttributeError that says so.
+A class with such names raises an AttributeError for them that says what to write.
 Turned down: aliases (two names for one operator).
 """
 
@@ -15,12 +15,13 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class OtherNames:
-    """The base of a class whose operators have other names elsewhere."""
+    """The base of a class whose operators have other names in other libraries."""
 
     __slots__ = ()
 
     _written: ClassVar[Mapping[str, str]] = {}
-    """What is written here, by the name of elsewhere in small letters with underscores.
+    """What to write in coopstreams, by the other library's name in small letters with
+    underscores.
     """
 
     if (
@@ -28,8 +29,8 @@ class OtherNames:
     ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that says what to write. Without an answer,
-            Python looks for a similar name.
+            """Raise an AttributeError that says what to write. If the name is not
+            listed, Python suggests a similar one.
             """
             raise missing(self, f"{type(self).__name__!r} object", name, self._written)
 
@@ -40,8 +41,9 @@ def missing(
     name: str,
     written: Mapping[str, str],
 ) -> AttributeError:
-    """Return the error for an attribute that `of` has not; `what` names it, `written`
-    is as of `OtherNames`.
+    """Return the error for an attribute that `of` lacks.
+
+    `what`: words for `of`. `written`: as of `OtherNames`.
     """
     told = f"{what} has no attribute {name!r}"
     snake = _CAPITAL.sub("_", name).lower()

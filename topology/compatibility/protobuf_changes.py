@@ -1,9 +1,9 @@
 """Checks whether a message of one version of a Protobuf file can be read with another.
 
-A file comes with those that it imports: it is the first of them.
+A file is given in a sequence: first the file, then the files that it imports.
 
 Unknown fields are kept, and missing ones have defaults, so only the fields that both
-have can differ: their encoding on the wire must be the same.
+versions have can differ: their encoding on the wire must be the same.
 
 Source: Protocol Buffers, "Encoding" and "Updating A Message Type".
 """
@@ -42,11 +42,11 @@ _MESSAGE = 11
 
 @cache
 def files_of(schema: Schema) -> tuple[Any, ...]:
-    """Return the file of a schema, and those that it imports, as `FileDescriptorProto`;
-    none: it cannot be read here.
+    """Return the file of a schema and the files that it imports, as
+    `FileDescriptorProto`; empty if it cannot be read here.
 
-    The schema is a descriptor in base64, or source text (then what `protobuf_text`
-    passes over is left out).
+    The text of the schema is a descriptor in base64, or source text, of which the
+    result lacks what `protobuf_text` passes over.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
@@ -77,8 +77,8 @@ def why_unreadable(
 
 
 def message_at(file: Any, path: tuple[int, ...]) -> str | None:
-    """Return the full name of the message at these indexes, each within the message
-    before; None: there is none.
+    """Return the full name of the message to which a path of indexes leads; None if
+    there is none. Each index counts the messages nested in the message before it.
     """
     found = file.package
     within = file.message_type
@@ -91,9 +91,11 @@ def message_at(file: Any, path: tuple[int, ...]) -> str | None:
 
 
 def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """Return all that says how a message is written: its place in its file, and the
-    messages and enums within it. Two files with equal parts have equal bytes for equal
-    messages, but for the id; what else they have does not matter.
+    """Return all that decides how a message is written: its place in its file, and the
+    messages and enums within it.
+
+    Two files with equal parts write equal messages as equal bytes, apart from the
+    schema id.
     """
     plains = [plain(file, files) for file in files]
     messages = dict(_messages(plains))
@@ -119,7 +121,7 @@ def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
 
 
 def path_to(file: Any, name: str) -> tuple[int, ...] | None:
-    """Return the indexes that lead to a message, each within the message before; None:
+    """Return the path of indexes that leads to a message, as of `message_at`; None if
     there is no such message.
     """
     path: tuple[int, ...] = ()
@@ -174,8 +176,10 @@ def _why_field(
     other: Any,
     place: str,
 ) -> str:
-    """Return why a field cannot be read by its number alone; `other` is the writer's,
-    or None.
+    """Return why a field cannot be read, apart from messages within it; empty if it
+    can.
+
+    `other`: the writer's field with the same number, or None.
     """
     if other is None:
         required = field.label == _REQUIRED

@@ -1,4 +1,4 @@
-"""The source text of a Protobuf file, read and written, because schema registries take
+"""Parses and writes the source text of Protobuf files, because schema registries take
 and return text. A message class has the descriptor only.
 
 `parsed` reads which messages a text has, at which places, and how their fields are
@@ -39,16 +39,14 @@ SCALARS = {
     17: "sint32",
     18: "sint64",
 }
-"""The names of those of `FieldDescriptorProto.Type` that are no messages, groups or
-enums.
-"""
+"""The names of the scalar types, by their number in `FieldDescriptorProto.Type`."""
 _REQUIRED = 2
 _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\s+|("(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
     re.DOTALL,
 )
-"""What is not closed is one token up to the end: each mark that opens would be looked
-at up to there, else.
+"""Matches one token, comment or run of spaces. A comment or string that is not closed
+is one token, so that the search for its end is not repeated.
 """
 _LABELS = {"optional": 1, "required": 2, "repeated": 3}
 _TYPES = {name: number for number, name in SCALARS.items()}
@@ -60,8 +58,8 @@ _CLOSING = {"{": "}", "[": "]", "<": ">", "(": ")"}
 
 
 def parsed(text: str, imported: Iterable[Any] = ()) -> Any:
-    """Return the `FileDescriptorProto` of a source text, without all that is passed
-    over. `imported`: other files.
+    """Return the `FileDescriptorProto` of a source text, without the parts that are
+    passed over. `imported`: the files that it imports.
 
     Raises:
         ValueError: it is no source text of Protobuf.
@@ -114,29 +112,29 @@ class _Tokens:
         self._at = 0
 
     def more(self) -> bool:
-        """Whether there is one more."""
+        """Whether there is another token."""
         return self._at < len(self._all)
 
     def peek(self) -> str:
-        """Return the next one, and leave it."""
+        """Return the next token without taking it."""
         if not self.more():
             raise ValueError("the text ends within a definition")
         return self._all[self._at]
 
     def take(self) -> str:
-        """Return the next one."""
+        """Return the next token and move past it."""
         token = self.peek()
         self._at += 1
         return token
 
     def expect(self, wanted: str) -> None:
-        """Take the next one, which is this."""
+        """Take the next token, which must be `wanted`; else raise a ValueError."""
         if (token := self.take()) != wanted:
             raise ValueError(f"there is {token!r} where {wanted!r} is expected")
 
     def skip(self) -> None:
-        """Take all up to the end of a statement: a semicolon, or a block in braces that
-        no semicolon follows.
+        """Move past the end of a statement: a semicolon, or a block in braces that no
+        semicolon follows.
         """
         while (token := self.take()) != ";":
             if token in _CLOSING and token != "<":
@@ -145,7 +143,7 @@ class _Tokens:
                     return
 
     def skip_within(self, closing: str) -> None:
-        """Take all up to a closing bracket whose opening one is taken."""
+        """Move past a closing bracket, whose opening bracket is already taken."""
         while (token := self.take()) != closing:
             if token in _CLOSING and token != "<":
                 self.skip_within(_CLOSING[token])
@@ -244,8 +242,8 @@ def _enum(tokens: _Tokens, enum: Any) -> None:
 
 
 def _resolve(file: Any, known: dict[str, int]) -> None:
-    """Set the full names and the types of the known messages and enums to which fields
-    refer.
+    """Set the full names and types of messages and enums in the fields that refer to
+    them, if they are `known`.
     """
 
     def of(scope: str, messages: Any) -> None:
@@ -290,7 +288,7 @@ def _found(
     scope: str,
     known: dict[str, int],
 ) -> str | None:
-    """Return the full name of a type that is named within a scope; None: it is of
+    """Return the full name of a type that is named within a scope; None if it is of
     another file.
     """
     if name.startswith("."):
@@ -391,7 +389,7 @@ def _message_lines(message: Any, syntax: str) -> Iterator[str]:
 
 
 def _map_entries(message: Any) -> dict[str, Any]:
-    """Return the messages of the entries of maps by their names."""
+    """Return the entry messages of the map fields, by name."""
     return {
         inner.name: inner for inner in message.nested_type if inner.options.map_entry
     }
@@ -405,11 +403,11 @@ def _reserved_lines(message: Any) -> Iterator[str]:
 
 
 def _maps_before_messages(message: Any, maps: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields whose entries stand before a nested message, by the names of
+    """Return the map fields whose entries come before a nested message, by the names of
     the entries.
 
-    They are written there: the entry of a map has an index among the messages, and
-    records have those of messages.
+    They must be written before that message: an entry has an index among the nested
+    messages, and records refer to messages by index.
     """
     names = [inner.name for inner in message.nested_type]
     while names and names[-1] in maps:
@@ -472,7 +470,7 @@ def _default(field: Any) -> str:
 
 
 def _entry(field: Any, maps: dict[str, Any]) -> Any:
-    """Return the message of the entries if the field is a map; None: it is not."""
+    """Return the entry message of a map field; None if the field is no map."""
     return (
         maps.get(field.type_name.rpartition(".")[2])
         if field.label == _REPEATED and field.type_name

@@ -10,8 +10,8 @@ Kind = Literal["AVRO", "PROTOBUF", "JSON"]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema with those that it names. A file of Protobuf comes back as a descriptor
-    in base64, or as text.
+    """A schema with the schemas that it refers to. A registry returns a Protobuf file
+    as a descriptor in base64, or as text.
     """
 
     text: str
@@ -24,11 +24,11 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A schema that another one names: by the path of an import, or by the full name of
-    a type.
+    """A schema to which another schema refers, by the path of an import or by the full
+    name of a type.
 
-    Shape: `subject` and `version` are where the registry has it; empty and 0: not asked
-    for. Then the subject is the name, as Confluent's serializers choose it.
+    Shape: `subject` and `version` say where the registry has it. Empty and 0: they were
+    not asked for, and the subject is the name, as Confluent's serializers choose it.
     """
 
     name: str

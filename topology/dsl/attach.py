@@ -36,7 +36,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A flow to be aggregated. `name` is that of the repartition topic, if one is
+    """A flow to be aggregated. `name`: the name for its repartition topic, if one is
     needed.
     """
 
@@ -48,10 +48,11 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class TableFlow:
-    """A flow of updates, and the store of the table source or aggregation at its root.
+    """A table: the flow of its updates, and the store of the table source or
+    aggregation at its root.
 
-    `taken`, for a table that drops late records: the flow of all records that it takes
-    in, at the node that drops the late ones.
+    `taken`: for a table that drops late records, the flow of all records that reach the
+    node that drops them.
     """
 
     flow: Flow
@@ -60,14 +61,14 @@ class TableFlow:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether its keys are `serdes.Windowed`, of windows of its own: tasks have
-        them by the keys in them.
+        """Whether its keys are `serdes.Windowed`, of windows of its own. Tasks then
+        have its rows by the keys within them.
         """
         return self.store.kind in ("window", "session")
 
     def kept(self, name: str, value: Serde[Any]) -> StoreSpec:
-        """Return a store for a table with the keys and windows of this one, and options
-        of its own.
+        """Return a store with the keys and windows of this table, and with default
+        options.
         """
         options: dict[str, Any] = {
             "logged": True,
@@ -89,8 +90,8 @@ def grouped(
     `where`: the method that groups.
 
     Raises:
-        TopologyError: another key serde than that of the keys: grouping by key does not
-        serialise keys again.
+        TopologyError: `key` differs from the serde of unchanged keys, which are not
+        serialised again.
     """
     key = serde_or_none(key, "key", where)
     value = serde_or_none(value, "value", where)
@@ -112,7 +113,7 @@ def sink(
     partitioner: Function | None,
     name: str | None,
 ) -> None:
-    """Attach a sink.
+    """Attach a sink below a flow.
 
     Raises:
         TopologyError: a serde is missing, or the topic name is not legal.
@@ -130,7 +131,7 @@ def sink_of(
     value: Serde[Any],
     partitioner: Function | None,
 ) -> Callable[..., Sink | DynamicSink]:
-    """Return what makes a sink, given its name and parents.
+    """Return the function that makes a sink, given its name and parents.
 
     Raises:
         TopologyError: the topic name is not legal, or a function takes other arguments.
@@ -161,7 +162,7 @@ def to_table(
     store: StoreOption,
     name: str | None,
 ) -> TableFlow:
-    """Return the table whose updates are the records.
+    """Return the table whose updates are the records of a flow.
 
     Raises:
         TopologyError: a serde is missing, or a name is taken or not legal.
@@ -190,13 +191,13 @@ def to_table(
 def late(taken: Flow, name: str | None) -> Flow:
     """Return the flow of a table's late records (`TableFlow.taken`), unchanged.
 
-    They are `rekeyed`, so windowed operators below read them from a topic of their own,
-    whose stream time does not depend on the key ranges. Here, only the owner of a key
-    knows which of its records are late.
+    Only the owner of a key knows which of its records are late. So the flow is
+    `rekeyed`: windowed operators below read it from a topic of their own, whose stream
+    time does not depend on key ranges.
 
     Raises:
-        TopologyError: the values were lost in a repartition topic: a count does not
-        need them. Name their serde.
+        TopologyError: the values were lost in a repartition topic, because a count does
+        not need them. Name their serde.
     """
     if taken.value == PRESENT:
         raise TopologyError(

@@ -68,7 +68,9 @@ class Fold:
 
 
 MEAN = Fold("mean", no_row, with_number, of_both)
-"""The rows of a mean: `folding.mean_of` divides them."""
+"""The functions of a mean. Its rows are totals and counts, which `known_folds.mean_of`
+divides.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def aggregate(
     fold: Fold,
     kept: Kept,
 ) -> TableFlow:
-    """Return the table of a count, reduce or aggregate.
+    """Return the table that a count, mean, reduce or aggregate of a grouped stream
+    makes.
 
     Raises:
         TopologyError: a serde is missing, a name is taken or not legal, or the
@@ -157,11 +160,11 @@ def cogroup(
     kept: Kept,
 ) -> tuple[TableFlow, list[Flow]]:
     """Return the table of several grouped streams, each with its own aggregator, and
-    the flow that each takes in.
+    for each stream the flow that reaches its aggregation.
 
     Raises:
         TopologyError: as `aggregate`; or there is no serde for the aggregates, the
-            streams have different key serdes, or are of two builders.
+        streams have different key serdes, or are of two builders.
     """
     first = parts[0][0].flow
     graph = first.graph

@@ -65,8 +65,8 @@ LEFT_AND_RIGHT = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class StreamJoin:
-    """What a user asks for in a join of a stream; each kind of other side takes some of
-    it.
+    """The user's arguments for a join of a stream. The other side decides which of them
+    are allowed: a table, a stream, or a global table.
     """
 
     joiner: Function
@@ -81,7 +81,7 @@ class StreamJoin:
 
     @property
     def left(self) -> bool:
-        """Whether a record without a match has a result."""
+        """Whether it is a left join: a record without a match has a result."""
         return self.kind == "left"
 
     @property
@@ -222,7 +222,7 @@ def _join_global(
     join: StreamJoin,
 ) -> Flow:
     """Return the flow of the joiner's results for each record and the row of the key
-    that `on` returns; keys stay.
+    that `on` returns. The records keep their keys.
     """
     where = f'{join.method} with the global table "{table.topic}"'
     others = (join.windows, join.grace, join.store)
@@ -282,8 +282,8 @@ def join_tables(
     *,
     kind: JoinKind,
 ) -> TableFlow:
-    """Return the join of two tables by key. It makes the tables whose rows may lack a
-    match forward old values.
+    """Return the join of two tables by key. A table whose rows may lack a match then
+    forwards old values.
 
     Raises:
         TopologyError: the tables are of two builders or have different keys, or a store
@@ -487,8 +487,8 @@ def check_same_keys(
     """Check that both sides have the same key serde.
 
     Raises:
-        TopologyError: they do not, so equal keys would have different bytes and never
-        match.
+        TopologyError: the serdes differ, so equal keys would have different bytes and
+        never match.
     """
     if left.key != right.key:
         raise TopologyError(

@@ -60,13 +60,14 @@ def process(
 
 
 def by_key_of(by_key: bool | None, where: str) -> bool:
-    """Return `by_key`.
+    """Return the argument `by_key`, which the user must give.
 
-    It has no default: a wrong False would silently lose the sharing of partitions, and
-    a wrong True the results of a processor that looks at several keys.
+    It has no default. A wrong False would silently keep instances from sharing a
+    partition. A wrong True would give wrong results where a processor looks at several
+    keys.
 
     Raises:
-        TopologyError: it is missing.
+        TopologyError: the argument is missing.
     """
     if not isinstance(by_key, bool):
         raise TopologyError(
@@ -83,8 +84,8 @@ def using(
     stores: Sequence[StoreSpec | str],
     where: str,
 ) -> AnyProcessing:
-    """Return the processor with these stores added: its own, and by name those of
-    others.
+    """Return the processor with these stores added. A name stands for the store of
+    another node.
 
     Raises:
         TopologyError: something else than stores, or a store's name is taken.
@@ -115,8 +116,8 @@ def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
     """Check that `stores=` is a list.
 
     Raises:
-        TopologyError: it is not, but for example a single name, or a set, which has
-        another order in each process.
+        TopologyError: it is not, but for example a single name, or a set (each process
+        would have the stores in another order).
     """
     if isinstance(stores, str) or not isinstance(stores, Sequence):
         raise TopologyError(
@@ -125,8 +126,8 @@ def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
-    """Reserve the name of a store, unless this very store is already added or belongs
-    to another processor.
+    """Reserve the name of a store, unless the same store is already added or belongs to
+    another processor.
     """
     known = [
         *graph.added_stores.values(),

@@ -58,7 +58,7 @@ def filter_rows(
     *,
     negate: bool,
 ) -> TableFlow:
-    """Return the rows that a predicate keeps.
+    """Return the table of the rows that a predicate keeps.
 
     With old values, the filter forwards no deletion of a row that it never forwarded.
 
@@ -88,7 +88,7 @@ def map_rows(
     *,
     with_key: bool,
 ) -> TableFlow:
-    """Return the rows with new values.
+    """Return the table with new values.
 
     Raises:
         TopologyError: a name is taken or not legal, or a store's serde is missing.
@@ -201,8 +201,8 @@ def suppress(
 
 
 def _windows(graph: Graph, name: str) -> AnyWindows | None:
-    """Return the windows of the aggregation at the root of a table, of several those
-    that close last; None if there are none.
+    """Return the windows of the aggregation at the root of a table; None if there are
+    none. Of several, these are the windows that close last.
 
     Source: Kafka Streams `GraphGraceSearchUtil`.
     """

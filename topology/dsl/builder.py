@@ -1,9 +1,10 @@
 """`StreamsBuilder`: the start of a program. Read sources, call operators on them, and
 `build()` the topology.
 
-Invariant: the builder contacts no broker. An error that shows without one raises at the
-wrong line, at the latest in `build()`. Turned down: refusing a program that writes to a
-topic it reads (the loop may be intended), and default serdes.
+Invariant: the builder contacts no broker. An error that can be found without a broker
+is raised at the wrong line, at the latest in `build()`.
+Turned down: refusing a program that writes to a topic it reads (the loop may be
+intended), and default serdes.
 """
 
 from __future__ import annotations
@@ -64,19 +65,24 @@ class StreamsBuilder(OtherNames):
         `re.compile(…)` as a whole, as a stream.
 
         Matching topics that are created while the application runs are read, too
-        (`metadata.max.age.ms`). Internal topics never match. `timestamp(record)`
-        returns the event time of a record in milliseconds; None or a negative number
-        drops the record. `idle_advance`: when a partition has been silent for so long,
-        its stream time advances with the clock, and windows close. To that end the
-        application writes time marks to the topic, which other readers see as records
-        without key and value; `repartition(idle_advance=)` writes them to a topic of
-        its own. It holds up to the next repartition topic, which needs one of its own
-        for windows behind it. `order="none"`: records may be processed in any order, so
-        a share group deals them to all threads of all instances, however few partitions
-        there are. Up to a topic, only operators without state can follow. `reset`:
-        where a partition of which the group has no position is begun: "earliest",
-        "latest", a timedelta before now, or "by_duration:PT1H"; without it, where
-        `auto.offset.reset` says.
+        (`metadata.max.age.ms`). Internal topics never match.
+
+        `timestamp(record)` returns the event time of a record in milliseconds; None or
+        a negative number drops the record.
+
+        `idle_advance`: when a partition has been silent for so long, its stream time
+        advances with the clock, and windows close. To that end the application writes
+        time marks to the topic, which other readers see as records without key and
+        value; `repartition(idle_advance=)` writes them to a topic of its own. Windows
+        behind a repartition topic need an `idle_advance` of that topic.
+
+        `order="none"`: records may be processed in any order, so a share group delivers
+        them to all threads of all instances, however few partitions there are. Up to
+        the next topic, only operators without state can follow.
+
+        `reset`: where to begin in a partition of which the group has no position:
+        "earliest", "latest", a timedelta before now, or "by_duration:PT1H"; without it,
+        as `auto.offset.reset` says.
         """
         if not isinstance(topic, Pattern | Sequence):
             raise TopologyError(
@@ -122,7 +128,8 @@ class StreamsBuilder(OtherNames):
         `store=` materialises the table under that name, for queries. With `history=`
         the table is versioned: "latest" is by timestamp, a stream record is joined with
         the row as of the record's timestamp, and versions are kept for that long (in
-        stream time). `reset` as of `stream`: rows from before it are not in the table.
+        stream time). `reset` as of `stream`: the table lacks the rows from before the
+        reset.
         """
         store_name = self._graph.names.store(
             f"{check_name(topic, 'the topic')}-",
@@ -164,8 +171,8 @@ class StreamsBuilder(OtherNames):
         """Read a topic as a table of which every instance has all rows. `store=` names
         its store.
 
-        The table is complete before the first record is processed. Its updates have no
-        order with the records of streams.
+        The table is complete before the first record is processed. Later updates have
+        no order with the records of streams.
         """
         described("global_table", (topic,), key, value)
         return GlobalKTable(

@@ -89,8 +89,8 @@ class CogroupedKStream(Generic[K, A]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key of all streams, starting from `initializer()`.
-        None deletes the row.
+        """Fold the values of each key of all streams, starting from `initializer()`. A
+        result of None deletes the row.
         """
         fold = Fold("aggregate", checked("aggregate", initializer))
         return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
@@ -139,7 +139,7 @@ class _WindowedCogroupedKStream(Generic[K, A]):
         their windows.
 
         Raises:
-            TopologyError: `aggregate` was not called yet, or the stream is not part of
+            TopologyError: `aggregate` was not called yet, or `group` is not part of
             this cogroup.
         """
         numbers = [
@@ -176,7 +176,7 @@ class TimeWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
         """Fold the values of each key and window of all streams, starting from
         `initializer()`.
 
-        None deletes the row.
+        A result of None deletes the row.
         """
         fold = Fold("aggregate", checked("aggregate", initializer))
         return self._aggregated(fold, Kept(value, store, name, retention))

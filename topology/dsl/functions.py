@@ -23,8 +23,8 @@ def checked(where: str, function: F, *arguments: str) -> F:
     """Return the function if it can be called with these positional arguments.
 
     Raises:
-        TopologyError: not callable, takes other arguments, or is a coroutine function;
-        names the operator and the line.
+        TopologyError: it is not callable, takes other arguments, or is a coroutine
+        function; the message names the operator and the line.
     """
     if is_coroutine_function(function):
         raise TopologyError(
@@ -39,8 +39,8 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
     these positional arguments.
 
     Raises:
-        TopologyError: not callable, takes other arguments, or is an asynchronous
-            generator; names the operator and the line.
+        TopologyError: it is not callable, takes other arguments, or is an asynchronous
+        generator; the message names the operator and the line.
     """
     called = _calls(where, arguments)
     if not callable(function):
@@ -69,8 +69,8 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature. Annotations are not evaluated: they may name what only type
-    checkers import.
+    """Return the signature of a function without evaluating annotations: the names in
+    them may be imported only for type checkers.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format

@@ -76,7 +76,7 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, float]:
         """Return the mean of the numbers of each key, as `serdes.float64`. The store
-        has their totals and counts.
+        has the total and the count of each key.
         """
         return means(aggregate(self._group, MEAN, Kept(totals, store, name)), name)
 
@@ -89,7 +89,7 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V]:
         """Combine the values of each key: the first value, then `reducer(aggregate,
-        value)`. None deletes the row.
+        value)`. A result of None deletes the row.
         """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(
@@ -112,7 +112,7 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         """Fold the values of each key: `aggregator(key, value, aggregate)`, starting
         from `initializer()`.
 
-        None deletes the row.
+        A result of None deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
@@ -193,7 +193,7 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         """Combine the values of each group: `adder(aggregate, value)`,
         `subtractor(aggregate, old_value)`.
 
-        None deletes the row.
+        A result of None deletes the row.
         """
         fold = Fold(
             "reduce",
@@ -217,7 +217,7 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         """Fold the values of each group: `adder(key, value, aggregate)`,
         `subtractor(key, old_value, aggregate)`.
 
-        The fold starts from `initializer()`. None deletes the row.
+        The fold starts from `initializer()`. A result of None deletes the row.
         """
         arguments = ("key", "value", "aggregate")
         fold = Fold(

@@ -271,7 +271,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         """Merge the records of both streams into one, in no order between the two.
 
         Raises:
-            TopologyError: the other one is a table; use its `to_stream()`.
+            TopologyError: `other` is a table; use its `to_stream()`.
         """
         if not isinstance(other, KStream):
             raise TopologyError(
@@ -293,10 +293,11 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         """Send the records through a repartition topic
         `<application>-<name>-repartition`.
 
-        It has `partitions`, or as many as needed. `partitioner(topic, key, value,
-        partitions)` chooses the partition, as in `to`. Then equal keys may be on
-        several partitions, so aggregations, joins and tables below repartition the
-        records by their keys. `idle_advance`: as of `StreamsBuilder.stream`.
+        The topic has `partitions` partitions, or as many as needed. `partitioner(topic,
+        key, value, partitions)` chooses the partition, as in `to`. With it, equal keys
+        may be on several partitions, so aggregations, joins and tables below
+        repartition the records by their keys. `idle_advance`: as of
+        `StreamsBuilder.stream`.
         """
         return KStream(
             repartition(
@@ -356,10 +357,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         return the records that it forwards.
 
         `stores`: the processor's own, and the names of stores of tables and of other
-        processors. `by_key` is required.
-        True: the processor treats each key on its own (state under the record's key,
-        none shared by several keys), so key ranges can be tasks. False: it may look at
-        several keys, so each partition is one task. Records are not
+        processors. `by_key` is required. True: the processor treats each key on its
+        own, with state under the record's key only, so key ranges can be tasks. False:
+        it may look at several keys, so each partition is one task. Records are not
         repartitioned: after a change of keys, call `repartition()` first if equal keys
         must meet.
 

@@ -247,7 +247,7 @@ class KTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
-        """Join the rows of both tables, with None for a missing one. A row exists while
+        """Join the rows of both tables, with None for a missing row. A row exists while
         either table has one.
         """
         return KTable(
@@ -288,8 +288,8 @@ class KTable(OtherNames, Generic[K, V]):
         )
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
-        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only a
-        row's latest is forwarded.
+        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only
+        the latest update of a row is forwarded.
         """
         return KTable(suppress(self._table, until, name))
 
@@ -297,8 +297,8 @@ class KTable(OtherNames, Generic[K, V]):
         """Return the table's updates as a stream; a deletion is a record with a null
         value.
 
-        The keys of a windowed table are other bytes than those that chose the
-        partition, so a keyed operator repartitions them.
+        The keys of a windowed table have other bytes than the keys that chose the
+        partition, so a keyed operator below repartitions the records.
         """
         from coopstreams.topology.dsl.kstream import KStream
 

@@ -1,9 +1,9 @@
 """The argument `store=` of a table: the name of its store, or a `Materialized` with a
 name and options.
 
-Invariant: an option changes how rows are stored, never which rows a table has. `ttl`
-alone says which rows it has. Turned down: a keyword for each option (each would be
-repeated in some thirty signatures).
+Invariant: no option but `ttl` changes which rows a table has, only how they are stored.
+Turned down: a keyword for each option (each would be repeated in some thirty
+signatures).
 Source: Kafka Streams `Materialized`.
 """
 
@@ -25,9 +25,9 @@ class Materialized:
     moves, or its folder is lost, the table begins empty. `cached=False`: the record
     cache holds back no update of this table, nor of the tables that it is joined with.
     `store_type`: `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`;
-    None: the setting `default.dsl.store`. `ttl`: a row expires so long after its last
-    update, in stream time: it is deleted, in the changelog too, and the deletion is
-    forwarded.
+    None: the setting `default.dsl.store`. `ttl`: how long after its last update a row
+    expires, in stream time. It is deleted from the store and the changelog, and the
+    deletion is forwarded.
 
     Raises:
         TopologyError: an unknown store type, or a time to live below 1 ms.

@@ -56,16 +56,16 @@ def keyed(
     named: bool = False,
     values: bool = True,
 ) -> Flow:
-    """Return the flow with every record where its key belongs: itself, or the source of
-    a repartition topic.
+    """Return a flow in which equal keys are on one partition: the flow itself, or the
+    source of a repartition topic.
 
     `prefix` names the topic if one is made. If the topic is `named` by the user, an
-    existing topic with another name is not reused. Without `values`, if their serde is
-    unknown, only whether there is a value survives.
+    existing topic with another name is not reused. Without `values`, values of an
+    unknown serde are replaced: the topic says only whether there is a value.
 
     Raises:
         TopologyError: the records must be repartitioned and a serde is unknown; `where`
-            is the operator that needs it, `cure` a place to name it.
+        is the operator that needs it, `cure` a place to name it.
     """
     if not flow.rekeyed:
         return flow
@@ -102,7 +102,7 @@ def repartition(
     idle_advance: Duration | None = None,
 ) -> Flow:
     """Return the flow after a repartition topic of its own. Records without a key are
-    dropped before it.
+    dropped before the topic.
 
     Source: Kafka Streams drops them, too (vector repartition-01).
 
@@ -139,7 +139,7 @@ def applied(
     partitions: int | None,
 ) -> None:
     """Attach an external sink, behind a repartition topic of its own. Records without a
-    key go there, too.
+    key are sent to it, too.
 
     Raises:
         TopologyError: a serde is missing, the name is taken, or the partition count is
@@ -168,7 +168,8 @@ def _wanted(
     *,
     drop_null_keys: bool,
 ) -> Repartition:
-    """Return a topic that the user asks for, with these serdes or those that are known.
+    """Return the repartition topic that the user asks for, with the given serdes or
+    else the known ones.
 
     Raises:
         TopologyError: a serde is missing, or the partition count is not a positive

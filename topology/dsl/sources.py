@@ -1,7 +1,7 @@
 """Checks of the arguments of a source, before its node is made.
 
-Invariant: arguments that pass name topics that Kafka allows, each once, and their
-serdes.
+Invariant: arguments that pass have both serdes and topic names that Kafka allows, each
+once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from coopstreams.topology.serdes import Serde
 SourceOrder: TypeAlias = Literal["key", "none"]
 """The order in which records are processed.
 
-    key     those of a key in the order of their offsets
-    none    in any: a share group deals them
+    key     records of one key in the order of their offsets
+    none    any order: a share group delivers the records
 """
 SHORTEST_MS = 1000
-"""The shortest `idle_advance`: each advance is a record in the topic."""
+"""The shortest `idle_advance`. It is limited because each advance of a partition's time
+is a record in the topic.
+"""
 
 
 def described(
@@ -45,12 +47,12 @@ def described(
     reset: OffsetReset | None = None,
     order: SourceOrder = "key",
 ) -> Callable[..., Source]:
-    """Return a function that makes the source of these topics, or of those that match
-    the pattern, given its name.
+    """Return a function that makes a source of these topics, or of those that match the
+    pattern, given the source's name.
 
     Raises:
         TopologyError: no topic, a topic twice, an illegal name, no serde, a function
-            that cannot be called, an invalid reset, or an unknown order.
+        that cannot be called, an invalid reset, or an unknown order.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
@@ -85,7 +87,7 @@ def described(
 
 
 def silence_ms(where: str, idle_advance: Duration | None) -> int | None:
-    """Return `idle_advance=` in milliseconds.
+    """Return `idle_advance=` in milliseconds; None if it is not given.
 
     Raises:
         TopologyError: it is no duration, or shorter than a second.

@@ -97,23 +97,25 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by the result of `mapper(value)`, an asynchronous call: of
-        HTTP, a query, a model.
+        """Replace each value by the result of `mapper(value)`, an asynchronous call,
+        such as an HTTP request or a query.
 
         A coroutine function is awaited on an event loop, any other function runs on a
         thread. `options`: see `CallOptions`: `max_in_flight`, `order`, `timeout`,
-        `retry`. Results are forwarded in the order of each key, or of the partition
-        where operators below act on time: so the results below do not depend on how
-        long a call takes. While a record waits, later ones are committed. After a
-        crash, only calls whose records were not forwarded are made again. An error goes
-        to `processing.exception.handler`.
+        `retry`.
+
+        Results of one key are forwarded in order. If operators below act on time, so
+        are all results of a partition. So the results below do not depend on how long a
+        call takes. While a record waits, later records are committed. After a crash,
+        only calls whose records were not forwarded are made again. An error goes to
+        `processing.exception.handler`.
 
         The functions above, except those of `peek`, run twice for each record and must
         return the same both times.
 
         Raises:
-            TopologyError: an operator with state above, or another asynchronous one.
-            `repartition()` comes between.
+            TopologyError: an operator with state or another asynchronous operator is
+            above. Write `repartition()` between them.
         """
         flow = async_map(self._flow, "map_values_async", mapper, name, **options)
         return self._called(flow.with_value(value, "map_values_async"))
@@ -271,13 +273,13 @@ class StreamCalls(Generic[K, V]):
         returns: for a model, or bulk requests.
 
         A batch has the values of up to `max_records` (500) records that came within
-        `max_wait` (10 ms), of any keys; with `order="key"`, one of a key. `mapper`
-        returns a list of equal length. If a batch fails for good (`retry`), its records
-        are tried one by one, so that only the bad one fails. `max_in_flight` counts
-        batches, and is 1 unless given. With `arrow=True`, `mapper` takes Arrow columns
-        instead of the list: a `pyarrow.RecordBatch` of dicts, a `pyarrow.Array` of
-        other values; it may return columns, or a list. For the rest see
-        `map_values_async`.
+        `max_wait` (10 ms), of any keys; with `order="key"`, at most one record of a
+        key. `mapper` returns a list of equal length. If a batch fails after its retries
+        (`retry`), its records are tried one by one, so that only the bad record fails.
+        `max_in_flight` counts batches, and is 1 unless given. With `arrow=True`,
+        `mapper` takes Arrow columns instead of the list: a `pyarrow.RecordBatch` of
+        dicts, a `pyarrow.Array` of other values; it may return columns, or a list. For
+        the other options see `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`.
@@ -300,14 +302,14 @@ class StreamCalls(Generic[K, V]):
 
         `context.store(name)` is the row of the record's key in one of `stores`, which
         are the operator's own. A call begins after the earlier records of its key, and
-        finds the rows that they have put. Its own puts and forwarded records take
-        effect when it has succeeded, with the commit of its record; if it fails for
-        good, none do. Records without a key are dropped. The keys of what it forwards
-        may be any. For the rest see `map_values_async`.
+        finds the rows that they have put. Its puts and forwarded records take effect
+        when it has succeeded, with the commit of its record; if it fails after its
+        retries, none do. Records without a key are dropped. The call may forward
+        records with any keys. For the options see `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`; an `order` other than "key", a change
-                of keys above, or stores other than of `key_value_store`.
+            of keys above, or stores other than of `key_value_store`.
         """
         flow = process_async(self._flow, function, stores, name, **options)
         return self._called(
@@ -346,7 +348,7 @@ def async_map(
     flat: bool = False,
     **options: Unpack[CallOptions],
 ) -> Flow:
-    """Return the flow of the results; its serdes are those of the records before.
+    """Return the flow of the results, with the serdes of the records above.
 
     Raises:
         TopologyError: an invalid argument, or an operator with state above.

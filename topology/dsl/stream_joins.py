@@ -81,14 +81,17 @@ class StreamJoins(Generic[K, V]):
         """Join each record with a table, another stream or a global table:
         `joiner(value, other_value)`.
 
-        With a table: with the current row of the record's key; without a row the record
-        is dropped. Updates of the table alone produce no records. A versioned table
-        gives the row as of the record's timestamp; with `grace=` the record waits that
-        long (in stream time) for late rows. If the stream's key serde is unknown, it is
-        the table's, the only one with which keys match. With a stream: with each record
-        of the same key that is within `windows=` of this one, whichever comes first;
-        the result has the later timestamp. `store=` names the two stores that keep the
-        records meanwhile. With a global table: with the row of the key that `on=(key,
+        With a table: the other value is the current row of the record's key; without a
+        row the record is dropped. Updates of the table alone produce no records. A
+        versioned table gives the row as of the record's timestamp; with `grace=` the
+        record waits that long (in stream time) for late rows. If the stream's key serde
+        is unknown, it is the table's, the only one with which keys match.
+
+        With a stream: each record of the same key that is within `windows=` of this
+        record is joined, whichever comes first; the result has the later timestamp.
+        `store=` names the two stores that keep the records meanwhile.
+
+        With a global table: the other value is the row of the key that `on=(key,
         value)` returns.
         """
         return self._joined(other, joiner, "inner", **options)
@@ -213,8 +216,8 @@ class StreamJoins(Generic[K, V]):
         store: str | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Join the records of two streams as `join` does, with None for those unmatched
-        when their window closes.
+        """Join the records of two streams as `join` does. A record without a match is
+        joined with None when its window closes.
         """
         return self._joined(
             other,

@@ -58,15 +58,17 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
     _written = WINDOWED_STREAM
 
     def __init__(self, group: Grouped, taken: list[Flow] | None = None) -> None:
-        """`taken`: what the tables over these windows take in, with any emit strategy."""
+        """Hold a grouped stream. `taken`: the flows of records that reach the tables
+        over these windows, with any emit strategy.
+        """
         self._group = group
         self._taken = [] if taken is None else taken
 
     def emit_strategy(self, strategy: EmitStrategy) -> Self:
-        """Forward each update of a window or session (`on_window_update`, the default),
-        or emit on close.
+        """Return the stream with another emit strategy.
 
-        Emit on close is `on_window_close`.
+        `on_window_update`, the default, forwards each update of a window or session.
+        `on_window_close` forwards each window or session once, when it closes.
 
         Raises:
             TopologyError: there is no such strategy.
@@ -102,7 +104,7 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         """Return the mean of the numbers of each key and window or session, as
         `serdes.float64`.
 
-        The store has their totals and counts. Null values are left out.
+        The store has the total and the count of each. Null values are left out.
         """
         return means(self._kept(MEAN, Kept(totals, store, name, retention)), name)
 
@@ -118,7 +120,7 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         """Combine the values of each key and window: the first value, then
         `reducer(aggregate, value)`.
 
-        The reducer also merges sessions. None deletes the row.
+        The reducer also merges sessions. A result of None deletes the row.
         """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(
@@ -155,8 +157,8 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
     A closed window (end + grace <= stream time) drops late records.
 
     `retention=`: how long a window can be read, counted in stream time from its start;
-    by default size + grace. As in Kafka Streams, records with a null value count too,
-    except in sliding windows: the aggregator is given None.
+    by default size + grace. Records with a null value are aggregated, too, as in Kafka
+    Streams: the aggregator gets None. Sliding windows drop them.
     """
 
     __slots__ = ()
@@ -174,7 +176,7 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         """Fold the values of each key and window: `aggregator(key, value, aggregate)`,
         starting from `initializer()`.
 
-        None deletes the row.
+        A result of None deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
@@ -190,9 +192,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
     """The records of a stream, grouped by key and session.
 
     A closed session (end + gap + grace < stream time) drops late records. A record
-    within the gap of sessions merges them: they are deleted, and the merged session is
-    forwarded. Its timestamp is its end. `retention=`: how long a session can be read,
-    counted in stream time from its end; by default gap + grace.
+    within the gap of several sessions merges them: these sessions are deleted, and the
+    merged session is forwarded with its end as timestamp. `retention=`: how long a
+    session can be read, counted in stream time from its end; by default gap + grace.
     """
 
     __slots__ = ()
@@ -211,8 +213,8 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         """Fold the values of each key and session: `aggregator(key, value, aggregate)`,
         starting from `initializer()`.
 
-        Merged sessions become `merger(key, one_aggregate, other_aggregate)`. None
-        deletes the row.
+        Merged sessions become `merger(key, one_aggregate, other_aggregate)`. A result
+        of None deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
@@ -226,7 +228,7 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
 
 
 def checked_windows(windows: AnyWindows) -> AnyWindows:
-    """Return the windows.
+    """Return the argument of `windowed_by`, which must be windows.
 
     Raises:
         TopologyError: the argument is not windows.
@@ -239,7 +241,9 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
 
 
 def means(rows: TableFlow, name: str | None) -> KTable[Any, float]:
-    """Return the view of a table of totals and counts that divides them."""
+    """Return the table of means: a view that divides the totals by the counts in
+    `rows`.
+    """
     return KTable(rows).map_values(
         mean_of,
         value=serdes.float64,
