@@ -1,17 +1,18 @@
-"""Holds errors until the group confirms the membership: a state machine without I/O.
+"""Holds back errors until the group confirms the membership: a state machine without
+I/O.
 
 A process that was stopped and resumes does not know that another member owns its tasks.
-This successor has processed records of the repartition topics and deleted them. So the
+The new owner has processed records of the repartition topics and deleted them. So the
 old process reads on there and gets an out-of-range error, which would be fatal for an
 owner.
 
-    an error                                        held; the group is asked at once
-    the group has confirmed this member since then  it counts
-    the membership under which it happened is over  void
+    an error                                               held; the group is asked at once
+    the group has confirmed this member since the error    it counts
+    the epoch under which it happened is over              void
 
 Invariant: an error counts only if this process certainly owned its tasks when it
-happened: no other member gets them under the same epoch before they are released, and
-the answer to a heartbeat sent after the error proves that the epoch goes on. Turned
+happened. No other member gets the tasks under the same epoch before they are released,
+and the answer to a heartbeat sent after the error proves that the epoch goes on. Turned
 down: retrying for a while (an owner's error would be repeated for as long, and a group
 that does not answer takes longer).
 """
@@ -25,14 +26,14 @@ from typing import TypeAlias
 from coopstreams.tasks.events import Failed
 
 Confirmed: TypeAlias = Callable[[float, int], bool]
-"""Whether the group has answered a heartbeat that was sent after that moment, to this
-member in that epoch.
+"""Returns whether the group has answered a heartbeat that this member sent after a
+moment, in an epoch. Arguments: the moment and the epoch.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DoubtedFailure:
-    """An error that may be explained by a lost membership."""
+    """An error that a lost membership may explain."""
 
     failure: Failed
     epoch: int
@@ -50,7 +51,9 @@ class Doubts:
     held: tuple[DoubtedFailure, ...] = field(default=())
 
     def hold(self, failure: Failed, now: float) -> DoubtedFailure:
-        """Hold an error under the epoch that it names, or else under the present one."""
+        """Hold an error under the epoch that it names, or under the present epoch if it
+        names none; return what is held.
+        """
         held = DoubtedFailure(
             failure,
             self.epoch if failure.epoch is None else failure.epoch,
@@ -60,8 +63,8 @@ class Doubts:
         return held
 
     def settle(self, confirmed: Confirmed) -> tuple[Failed | None, list[Failed]]:
-        """Return the first error that counts from now on, and all that are void; hold
-        the others.
+        """Return the first error that now counts, and all errors that are void; keep
+        holding the others.
         """
         counts: Failed | None = None
         void = list[Failed]()

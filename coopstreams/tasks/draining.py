@@ -1,8 +1,9 @@
-"""Drains tasks with asynchronous operators before they are closed.
+"""Gives tasks with asynchronous operators time to end their calls before they are
+closed.
 
-A draining task begins no calls, and waits for those under way: their results are part
-of its last commit, and the next owner makes all other calls again. The wait has a
-limit, because no other task processes its keys meanwhile.
+A draining task begins no calls, and waits for those that are being made: their results
+are part of its last commit. The next owner makes all other calls. The wait has a limit,
+because meanwhile no task processes the keys.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from coopstreams.tasks.task import Task
 log = logging.getLogger(__name__)
 
 DRAIN_S = 3.0
-"""How long a task waits for its calls, at most."""
+"""The longest time for which a task waits for its calls."""
 
 
 class Draining:
-    """The tasks of one stream thread that wait for their calls, to be closed. One
-    thread.
+    """The tasks of one stream thread that wait for their calls before they are closed.
+    Used by that thread only.
     """
 
     def __init__(self, most_s: float, host: Host) -> None:
@@ -34,7 +35,9 @@ class Draining:
         return bool(self._until)
 
     def begin(self, task: Task) -> bool:
-        """Let the calls of a task end; return False if it has none."""
+        """Stop a task from beginning calls, and let those being made end; return False
+        if it has no asynchronous operators or is closed.
+        """
         if task.calls is None or task.closed:
             return False
         task.calls.drain()
@@ -42,7 +45,7 @@ class Draining:
         return True
 
     def ready(self) -> list[Task]:
-        """Return the tasks that have records to process, because their calls have
+        """Return the draining tasks that have records to process, because calls have
         ended.
         """
         return [
@@ -67,8 +70,8 @@ class Draining:
                 yield task
 
     def next_s(self) -> float:
-        """Return in how many seconds the next task is closed, even if its calls have
-        not ended; one that was discarded meanwhile at once.
+        """Return in how many seconds the next task must be closed, even if its calls
+        have not ended. A task that was discarded meanwhile must be closed at once.
         """
         if any(task.closed for task in self._until):
             return 0.0

@@ -1,12 +1,12 @@
-"""Hot key groups of a task, by sampling: one record of `EVERY` is counted, with a
-weight that decays.
+"""Finds the hot key groups of a task by sampling: one record of `EVERY` is counted,
+with a weight that decays.
 
-The weight of a sample halves every `HALF_LIFE_S`. Instead of making older ones lighter,
-younger ones are made heavier, so that nothing happens between two samples.
+The weight of a sample halves every `HALF_LIFE_S`. Older samples are not made lighter;
+younger ones are made heavier, so that nothing has to happen between two samples.
 
-Invariant: at most one float for each of the 256 key groups; the records in between cost
-nothing. Turned down: counting each record (a hash for each, where the reader does not
-hash because the partition is not shared).
+Invariant: at most one float for each of the 256 key groups; records that are not
+sampled cost nothing. Turned down: counting each record (a hash for each, where the
+reader does not hash because the partition is not shared).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Sequence
 from coopstreams.topology.keys import key_group, key_hash
 
 EVERY = 61
-"""One record in this many is sampled. A prime, so that keys in a cycle are all sampled
-in time.
+"""One record in this many is sampled. It is a prime, so that keys that come in a cycle
+are all sampled in time.
 """
 HALF_LIFE_S = 20.0
 MOST = 4
 """The most groups that are reported."""
 LEAST_SHARE = 0.1
 TIMES_EVEN = 4
-"""A hot group has at least this multiple of an even share."""
+"""The multiple of an even share that a hot group has at least."""
 LEAST_SAMPLES = 8.0
 MOST_HALVINGS = 500.0
-"""After this many half-lives the weights are scaled down: a float can hold twice as
-many.
+"""The number of half-lives after which the weights are scaled down. A float can hold
+twice as many.
 """
 
 
 class Heat:
-    """The samples of one task, on its thread."""
+    """The samples of one task's keys. Used by the task's thread."""
 
     def __init__(self, groups: int) -> None:
-        """`groups`: how many key groups the task has."""
+        """`groups`: the number of the task's key groups."""
         self._groups = groups
         self._weights: dict[int, float] = {}
         self._next = 0
@@ -44,8 +44,8 @@ class Heat:
         self._latest = 1.0
 
     def look(self, keys: Sequence[bytes | None], now: float) -> None:
-        """Look at some of a batch of records. Units: `now` in seconds of a clock that
-        does not go back.
+        """Sample the keys of a batch of records. Units: `now` in seconds of a monotonic
+        clock.
         """
         count = len(keys)
         if self._next >= count:

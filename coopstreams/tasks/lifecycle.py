@@ -4,9 +4,9 @@
                     |             |----> pending-shutdown -> not-running
                     `-------------`----> pending-error ----> error
 
-An error while the instance drains turns pending-shutdown into error. Invariant: a
-listener is called by the thread whose work it reports, so a slow listener delays that
-work. An exception in a listener ends the instance.
+An error while the instance closes its tasks turns pending-shutdown into error.
+Invariant: a listener is called by the thread whose work it reports, so a slow listener
+delays that work. An exception in a listener ends the instance.
 Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`,
 `StreamsUncaughtExceptionHandler` (KIP-671).
 """
@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """The state of an instance. Running: a group member, which is not refused tasks,
-    with all of its tasks open.
+    """The state of an instance.
+
+    Running: it is a member of the group, the group does not refuse it tasks, and all of
+    its tasks are open.
     """
 
     CREATED = "created"
@@ -47,15 +49,15 @@ ENDING = {
     StreamsState.PENDING_ERROR,
     StreamsState.ERROR,
 }
-"""The states of an instance that gives its tasks up, or has done so."""
+"""The states of an instance that is giving up its tasks, or has given them up."""
 
 
 class RestoreListener:
     """Called while the stores of tasks that open are restored from their changelogs.
     Subclass and override.
 
-    One partition of a changelog is read once for all tasks of an instance that need it:
-    a task that opens meanwhile moves the end.
+    A changelog partition is read once for all tasks of an instance that need it. If
+    another task opens meanwhile, the end moves.
     """
 
     def on_restore_start(
@@ -65,7 +67,9 @@ class RestoreListener:
         start: int,
         end: int,
     ) -> None:
-        """A restore begins: offsets of the changelog, half-open."""
+        """Called when a restore begins. `start` and `end`: offsets of the changelog,
+        half-open.
+        """
 
     def on_batch_restored(
         self,
@@ -74,8 +78,8 @@ class RestoreListener:
         position: int,
         records: int,
     ) -> None:
-        """`records` of the key ranges of the tasks were read; the state is at
-        `position`.
+        """Called after each batch: it had `records` of the tasks' key ranges, and the
+        state is at offset `position`.
         """
 
     def on_restore_end(
@@ -84,8 +88,8 @@ class RestoreListener:
         store: str,
         records: int,
     ) -> None:
-        """The store is restored; `records` of the key ranges of its tasks were read
-        altogether.
+        """Called when the store is restored. `records`: how many records of its tasks'
+        key ranges were read in all.
         """
 
     def on_restore_suspended(
@@ -94,12 +98,14 @@ class RestoreListener:
         store: str,
         records: int,
     ) -> None:
-        """The tasks that needed the store were given up before it was restored."""
+        """Called when the tasks that need the store were given up before it was
+        restored.
+        """
 
 
 class StreamThreadExceptionResponse(Enum):
-    """What an error ends: the stream thread (a new one replaces it), this instance, or
-    all instances.
+    """What an error ends: the stream thread (a new thread replaces it), this instance,
+    or all instances.
     """
 
     REPLACE_THREAD = "replace-thread"
@@ -116,8 +122,9 @@ UncaughtExceptionHandler: TypeAlias = Callable[
 
 
 class Lifecycle:
-    """The state of one instance, and its listeners. `to` and `response` belong to the
-    thread that runs the instance.
+    """The state of one instance, and its listeners.
+
+    The thread that runs the instance calls `to` and `response`.
     """
 
     def __init__(
@@ -132,7 +139,8 @@ class Lifecycle:
         self._on_error = on_error
 
     def to(self, state: StreamsState) -> None:
-        """Change to this state; call the listener if it is new."""
+        """Change to this state; call the listener if it differs from the present one.
+        """
         if state is not self.state:
             before = self.state
             self.state = state
@@ -141,12 +149,12 @@ class Lifecycle:
                 self._on_state(state, before)
 
     def response(self, failure: Failed) -> StreamThreadExceptionResponse:
-        """Return the response of `on_error` to an error; an error from another instance
+        """Return what `on_error` answers to an error. An error from another instance
         always ends this one.
 
         Raises:
-            ConfigError: it returns something else. As whatever it raises, this hides
-            the error, which is logged.
+            ConfigError: `on_error` returned something else. An exception of `on_error`
+            is passed on. Either hides the original error, which is logged.
         """
         if self._on_error is None or isinstance(failure.error, ApplicationStoppedError):
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT

@@ -1,8 +1,8 @@
-"""When the time marks of a task are due. Pure: times and a clock in.
+"""Decides when a task has to write time marks. Pure: times and a clock in.
 
-A mark is due where the time has advanced, at most each `time.mark.interval.ms`; and
-without an advance each `REPEAT_S`, or each interval if that is longer, because a reader that opens waits until it has heard
-each key group of each writer once.
+A mark is due when the time has advanced, but at most once in `time.mark.interval.ms`.
+Without an advance it is due after `REPEAT_S`, or after the interval if that is longer:
+a reader that opens waits until it has read a mark of each key group of each writer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REPEAT_S = 2.0
-"""How long a reader that opens may wait for a mark of a writer that runs."""
+"""The longest wait of a reader that opens for a mark of a running writer."""
 
 
 class MarkSchedule:
-    """The marks of one task, by topic. Units: `now` in seconds of a monotonic clock."""
+    """The time marks of one task, by topic. Units: `now` in seconds of a monotonic
+    clock.
+    """
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[int, float]] = {}
-        """The time of the last mark of each topic, and when it was committed."""
+        """Of each topic, the time in its last mark and when that mark was written."""
         self._staged: dict[str, tuple[int, float]] = {}
 
     def due(
@@ -27,8 +29,9 @@ class MarkSchedule:
         now: float,
         interval_s: float,
     ) -> dict[str, int]:
-        """Return the marks to write now. `times`: the lower bounds of today, -1 where
-        none is known.
+        """Return the marks to write now, by topic.
+
+        `times`: the present lower bound of each topic's time, -1 where none is known.
         """
         found: dict[str, int] = {}
         for topic, time in times.items():
@@ -40,10 +43,10 @@ class MarkSchedule:
         return found
 
     def stage(self, marks: Mapping[str, int], now: float) -> None:
-        """Note marks that count with the commit under way."""
+        """Remember marks that are part of the present commit."""
         self._staged = {topic: (time, now) for topic, time in marks.items()}
 
     def committed(self) -> None:
-        """Note that the staged marks count."""
+        """Count the staged marks as written, because the commit has succeeded."""
         self._told |= self._staged
         self._staged = {}

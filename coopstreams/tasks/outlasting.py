@@ -1,17 +1,17 @@
-"""Limits on repetition: a call that exceeds a time-out three times, or repeated errors,
-end the thread with an error.
+"""Ends a thread with an error if the same call exceeds a time-out three times, or if
+errors repeat.
 
 The broker aborts a transaction that is open for longer than `transaction.timeout.ms`,
 and a process leaves the group when a thread has not moved for `max.poll.interval.ms`.
 The work is void then and is repeated, and the same call takes as long again, for ever.
 The third time, an error names the call. The flush of record caches before a commit
-counts as one call: it runs the functions below them for all that an interval has
-collected.
+counts as one call: it runs the functions below the caches for all updates of an
+interval.
 
-Invariant: only the same call counts: records by topic, partition and offset. A process
-that was stopped, or a service that did not answer for a while, makes another call slow
-the next time. Turned down: counting aborts in a row (a thread whose other tasks commit
-in between would never report an error).
+Invariant: only repetitions of the same call count; calls on records are told apart by
+topic, partition and offset. If a process was stopped, or a service did not answer for a
+while, another call is slow the next time. Turned down: counting aborts in a row (a
+thread whose other tasks commit in between would never report an error).
 """
 
 from __future__ import annotations
@@ -24,39 +24,43 @@ from coopstreams.topology.errors import ProcessingError
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
-"""The least time without a slow call after which its count begins again; three times
-the call's duration, if longer.
+"""The shortest time after which a slow call is forgotten: its count then begins again.
+The time is three times the call's duration, if that is longer.
 """
 
 
 MOST_IN_VAIN = 5
-"""Failures within `IN_VAIN_S`, with errors that are not retryable, after which a thread
+"""The number of errors that are not retryable, within `IN_VAIN_S`, at which a thread
 gives up.
 """
 IN_VAIN_S = 60.0
 
 
 class OutlastingError(ProcessingError):
-    """A call takes longer than a time-out allows, each time. No lost membership
-    explains it: it is what loses it.
+    """Raised when a call takes longer than a time-out allows, each time that it is
+    made.
+
+    A lost membership does not explain it: the call itself makes the member lose its
+    membership.
     """
 
 
 @dataclass(slots=True)
 class Outlasting:
-    """The slow calls of one instance: a task that is opened again may be on another
-    thread.
+    """The slow calls of one instance. All its threads share it, because a task may be
+    opened again on another thread.
 
     Units: `limits` in seconds, by the name of the setting.
     """
 
     limits: Mapping[str, float]
     _times: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """How often each call was too slow, and when last."""
+    """How often each call was too slow, and when it last was."""
 
     @staticmethod
     def of(config: Config) -> Outlasting:
-        """Return an empty record with the limits of this configuration."""
+        """Return an empty record of slow calls with the limits of this configuration.
+        """
         names = (
             ("transaction.timeout.ms", "max.poll.interval.ms")
             if config.exactly_once
@@ -66,7 +70,7 @@ class Outlasting:
 
     @property
     def least_s(self) -> float:
-        """The smallest limit: a call within it is never too slow."""
+        """The smallest limit. A call that takes no longer is never too slow."""
         return min(self.limits.values())
 
     def void(
@@ -75,10 +79,10 @@ class Outlasting:
         seconds: float,
         now: float,
     ) -> str | None:
-        """Count a call whose work is void if it exceeded a limit; return an error
-        message at the third time.
+        """Count a call that exceeded a limit, whose work is void; return an error
+        message at the third time, else None.
 
-        Shape: `call` in words that identify it.
+        `call`: words that identify the call.
         """
         exceeded = [
             f"{name} ({limit:g} s)"
@@ -100,12 +104,12 @@ class Outlasting:
 
 
 class InVain:
-    """The errors of a thread within the last `IN_VAIN_S`."""
+    """The errors of one thread within the last `IN_VAIN_S`."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
 
     def again(self, now: float) -> bool:
-        """Count an error; return whether there were too many. `now`: `Host.now`."""
+        """Count an error; return whether there were too many. `now`: as `Host.now`."""
         self._at = [at for at in self._at if at > now - IN_VAIN_S] + [now]
         return len(self._at) >= MOST_IN_VAIN

@@ -1,30 +1,32 @@
-"""The records of a task with asynchronous nodes, from the queue to their turn.
+"""The records of a task with asynchronous nodes, from the queue until they may be
+processed.
 
-    begin     records come: the part of the program above the asynchronous nodes finds their calls, which are begun
-    ready     yields records whose turn it is
+    begin     takes records in: the part of the program above the asynchronous nodes finds their calls, which are begun
+    ready     yields the records that may be processed now
     passed    notes that these were processed, and yields the times that the partition has reached by it
 
-It is a record's turn when its calls have ended and every earlier record of its *line*
-has passed. Each key is a line, where keys suffice (`calls.keys_suffice`); otherwise all
-records of the task are one. So nothing of a record happens before its turn, and effects
-per key come in the order of offsets, however long calls take. A commit has everything
-that has passed: positions, and done runs above them (`commit.inflight`). After a crash
-only the others come again.
+A record is *ready* when its calls have ended and every earlier record of its *line* was
+processed. A line is the records of one key, where the order of each key suffices
+(`calls.keys_suffice`), or else all records of the task. So nothing of a record happens
+before it is ready, and effects per key come in the order of offsets, however long calls
+take. A commit has everything that was processed: positions, and done runs above them
+(`commit.inflight`). After a crash only the other records come again.
 
 Calls that read state, those of `process_async`, run one at a time for each key
-(`Turns`): a call finds in its rows what every earlier record of its key has left there,
-and of its own record what the earlier calls have recorded. Only these calls write the
-rows, so they do not change until the call ends. Turned down: to begin the next call of
-a key when the one before has ended (its record may still fail, and the next call would
-have read changes that are never made), and to read rows on the calls' thread (stores
-belong to the task's).
+(`Turns`). A call finds in its rows what every earlier record of its key has left there,
+and what the earlier calls of its own record have recorded. Only these calls write the
+rows, so the rows do not change until the call ends. Turned down: to begin the next call
+of a key when the previous call has ended (its record may still fail, and the next call
+would have read changes that are never made), and to read rows on the calls' thread
+(stores belong to the task's thread).
 
-Invariant: time does not run ahead of a record that waits. Where records pass each
-other, each has the operator times that the reader worked out for it, and windows expire
-by the time up to which every record has passed.
-Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step,
-however many others pass one that is stuck; records that have passed are held in the
-same order of magnitude. The rest stays in the queues, where the dispatcher bounds it.
+Invariant: stream time does not run ahead of a record that waits. Where records overtake
+each other, each has the operator times that the reader worked out for it, and windows
+expire by the time up to which every record was processed.
+Invariant: at most `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step, however
+many records overtake a stuck one. Records that were processed behind a stuck one are
+held in the same order of magnitude. All other records stay in the queues, where the
+dispatcher bounds them.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
 """Limit of the values' bytes."""
 SPARE_BYTES = 1 << 20
-"""Steps are shortened again once this much more is held than after the last time."""
+"""How many more bytes than after the last shortening may be held until `PendingCalls`
+shortens its steps again.
+"""
 ROW_BYTES = 100
 """The approximate memory of a record or a step beside the values."""
 _ALL = b""
@@ -94,18 +98,19 @@ _ALL = b""
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A step whose records have begun their calls. `left`: the number of records that
-    the nodes below have not processed.
+    """A step whose records have begun their calls.
+
+    `left`: the number of its records that were not processed yet.
     """
 
     step: Step
     began: float
     left: int
     held: int
-    """The bytes of the step's records, also of those that have passed."""
+    """The bytes of the step's records, including those that were processed."""
 
     def keep(self, records: Sequence[WaitingRecord]) -> None:
-        """Keep only these records."""
+        """Drop the step's records except these."""
         self.step = replace(
             self.step,
             columns=self.step.columns.pick([record.row for record in records]),
@@ -117,8 +122,9 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class WaitingRecord:
-    """A record that waits for calls, or for its turn. `waits_for`: the number of its
-    calls that have not ended.
+    """A record that waits for its calls or for earlier records of its line.
+
+    `waits_for`: the number of its calls that have not ended.
     """
 
     taken: Taken
@@ -126,24 +132,28 @@ class WaitingRecord:
     offset: int
     waits_for: int
     before: Position
-    """The last position before the record with a known stream time: records of siblings
-    may be in between.
+    """The last position before this record with a known stream time. Records of sibling
+    tasks may lie in between.
     """
     calls: list[NodeCall]
     line: bytes | None = None
-    """The name of the record's queue; None: it waits in none."""
+    """The line in which the record waits; None: it waits only for its calls."""
     turn: bytes | None = None
-    """The key whose calls run in sequence, if the record has such calls."""
+    """The key whose calls run one at a time, if the record has calls that read state.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class NodeCall(Call):
-    """A call of a node for a record. `visit`: its input, if it reads state."""
+    """A call of a node for a record.
+
+    `visit`: the input of a call that reads state; None for other calls.
+    """
 
     node: str
     visit: Visit | None = None
     record: WaitingRecord | None = None
-    """The record of the call; None before it is known, and once the call has ended."""
+    """The record of the call; None before it is set, and once the call has ended."""
 
 
 @dataclass(slots=True)
@@ -152,26 +162,26 @@ class SourceInFlight:
 
     inflight: InFlight
     reached: Position
-    """The position that the program has reached, in the order in which it takes the
-    records of all sources.
+    """The position that the program has reached. The program takes the records of all
+    sources in one order.
     """
     taken: Position
     """The position up to which steps were taken in."""
     taken_operator_times: list[int]
-    """The operator times after the records taken in."""
+    """The operator times behind the last step that was taken in."""
     operator_times: Callable[[], OperatorTimes]
     """Returns the operator times that the program has reached."""
     partition_times: Sequence[int]
     """Which of the operator times are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
-    """The records that wait for calls, or for their turn, in the order of their
-    offsets.
+    """The records that wait for their calls or for earlier records, by offset, in
+    order.
     """
     segments: tuple[Segment, ...] | None = None
-    """The segments of `now`; None: not computed yet."""
+    """The result of `now`; None: not computed yet."""
 
     def now(self) -> tuple[Segment, ...]:
-        """Return the progress of each part of the range."""
+        """Return the progress of each part of the task's range."""
         if self.segments is None:
             self.segments = self.inflight.segments(self.reached, self.operator_times())
         return self.segments
@@ -183,12 +193,12 @@ class SourceInFlight:
         self.segments = None
 
     def operator_times_of(self, step: Step) -> list[list[int]]:
-        """Return the operator times before each record of a step; take in those after
-        it.
+        """Return the operator times before each record of a step, and set
+        `taken_operator_times` to those behind it.
 
-        The reader's times begin again when an owner of the partition changes. The
-        earlier ones are known here, not to the program, because a record that waits has
-        not advanced it.
+        The reader's times begin again when an owner of the partition changes, so each
+        is raised to the time that was known before. The program does not know it yet: a
+        record that waits has not advanced the program.
         """
         before = self.taken_operator_times
         if step.operator_times:
@@ -204,13 +214,13 @@ class SourceInFlight:
         )
 
     def over(self, step: Step) -> None:
-        """Note that a step, and everything before it, is processed."""
+        """Note that the program has processed a step and all records before it."""
         self.inflight.hand_out((), (), step.next_offset)
         self.reach(Position(step.next_offset, step.stream_time))
 
     def reach(self, position: Position) -> None:
-        """Note the position that the program has reached. It may be further already:
-        after a log went back.
+        """Raise `reached` to this position. It may be further already, after a log went
+        back.
         """
         self.reached = Position(
             max(self.reached.offset, position.offset),
@@ -226,8 +236,9 @@ def bytes_of(columns: Columns) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The calls of one record that read state, in order. `rows`: those of its key, as
-    the calls so far left them.
+    """The calls of one record that read state, in order.
+
+    `rows`: the rows of the record's key, as its calls so far have left them.
     """
 
     calls: deque[NodeCall]
@@ -235,12 +246,12 @@ class _Turn:
 
 
 class Turns:
-    """The turns of one task's keys.
+    """Runs the calls that read state one at a time for each key of one task.
 
-    `add`: a record needs calls that read state; `ended`: one of them has ended;
+    `add`: a record needs calls that read state. `ended`: one of these calls has ended.
     `passed`: all calls of a record have ended, and their changes are in the stores.
-    Each returns the call to begin next, if there is one. Its rows are read when it
-    begins.
+    Each of the three returns the call to begin next, if there is one. The rows of a
+    call are read when it begins.
     """
 
     def __init__(
@@ -259,8 +270,8 @@ class Turns:
         }
         self._stores = stores
         self._of_keys: dict[bytes, deque[_Turn]] = {}
-        """For each key, the turns of its records that have not passed, in order. The
-        first may be under way.
+        """For each key, the calls of its unprocessed records, in order. Calls of the
+        first record may be running.
         """
 
     def call(
@@ -290,8 +301,8 @@ class Turns:
         )
 
     def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
-        """Line up the calls of one record, behind those of the earlier records of its
-        key.
+        """Queue the calls of one record behind those of the earlier records of its key;
+        return the call to begin now, if any.
         """
         key = calls[0].key
         assert key is not None, "records without a key need no such call"
@@ -303,7 +314,8 @@ class Turns:
         return None
 
     def ended(self, call: NodeCall) -> NodeCall | None:
-        """Note that a call has ended."""
+        """Note that a call has ended; return the next call of the same record, if any.
+        """
         assert call.key is not None
         turns = self._of_keys[call.key]
         turn = turns[0]
@@ -317,7 +329,9 @@ class Turns:
         return self._next(turns)
 
     def passed(self, key: bytes) -> NodeCall | None:
-        """Note that the first record of a key that needed such calls was processed."""
+        """Note that the first queued record of a key was processed; return the first
+        call of the next record, if any.
+        """
         turns = self._of_keys[key]
         turns.popleft()
         if turns:
@@ -326,7 +340,7 @@ class Turns:
         return None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all queued calls."""
         self._of_keys.clear()
 
     def _next(self, turns: deque[_Turn]) -> NodeCall:
@@ -346,13 +360,17 @@ class Turns:
 
 
 def _hurry(turns: deque[_Turn]) -> None:
-    """Signal the task as soon as the call under way has ended, if others wait for it."""
+    """Have the running call wake the task as soon as it ends, if other calls of the key
+    wait for it.
+    """
     if turns[0].calls and (len(turns) > 1 or len(turns[0].calls) > 1):
         turns[0].calls[0].prompt = True
 
 
 class PendingCalls:
-    """The calls of one task, on its thread; but `ended` is called on others."""
+    """The records and calls of one task that wait. Used by the task's thread, except
+    `ended`, which other threads call.
+    """
 
     def __init__(
         self,
@@ -405,64 +423,65 @@ class PendingCalls:
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
-        """The steps taken in, in order, from the first that has records or times left.
+        """The steps taken in, in order, from the first whose records or times are not
+        processed.
         """
         self._lines: dict[bytes, deque[WaitingRecord]] = {}
-        """The records of each line, in order, from the first that has not been
-        released.
-        """
+        """The records of each line, in order, from the first that is not ready."""
         self._ready: deque[WaitingRecord] = deque()
-        """Released: it is their turn."""
+        """The records that are ready."""
         self._given: deque[WaitingRecord] = deque()
-        """Yielded by `ready`, not yet `passed`."""
+        """The records that `ready` has yielded and that were not processed yet."""
         self._calls = self._records = self._bytes = self._held = 0
         self.begun = 0
         """The number of calls begun."""
         self.told: Callable[[Collection[NodeCall]], None] = self.ended
-        """Called on another thread when calls have ended. A test driver delays them."""
+        """Called with the calls that have ended, on the thread that ended them. A test
+        driver replaces it to delay them.
+        """
         self._most_held = SPARE_BYTES
         self._done: deque[NodeCall] = deque()
         """Calls that have ended since the last `look`: other threads add them."""
         self._news = host.signal()
         self._told = False
         self.tell: Callable[[], None] = self._news.set
-        """Called on another thread when there may be something in `ready`, once until
-        the next `look`.
+        """Called on another thread when `ready` may have something to yield: once,
+        until the next `look`.
         """
 
     def __len__(self) -> int:
-        """Return how many calls have not ended."""
+        """Return the number of calls that have not ended."""
         return self._calls
 
     @property
     def retries(self) -> int:
-        """How many calls were made again."""
+        """The number of calls that were made again."""
         return sum(lane.retried for lane in self._lanes.values())
 
     @property
     def under_way(self) -> int:
-        """How many calls are being made, batches counted as one; of an operator at most
-        `max_in_flight`.
+        """The number of calls that are being made, a batch counted as one. An operator
+        makes at most `max_in_flight` at once.
         """
         return sum(lane.under_way for lane in self._lanes.values())
 
     @property
     def not_begun(self) -> int:
-        """How many calls wait for one of their key, or for a place among
-        `max_in_flight`.
+        """The number of calls that wait for another call of their key, or because
+        `max_in_flight` calls are being made.
         """
         return max(0, self._calls - sum(lane.begun for lane in self._lanes.values()))
 
     @property
     def blocked(self) -> int:
-        """The number of keys whose records wait behind another of the key; 1 where all
-        are one line.
+        """The number of lines in which records wait behind another record. A line is a
+        key, or all records of the task.
         """
         return sum(len(line) > 1 for line in self._lines.values())
 
     @property
     def pauses(self) -> str:
-        """Why calls are not begun, in words; empty: they are."""
+        """Why calls are not begun, in words; empty if they are begun."""
         return "; ".join(
             f"calls of {name} pause: {why}"
             for name, lane in self._lanes.items()
@@ -471,7 +490,9 @@ class PendingCalls:
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out."""
+        """Whether a call is being made that ends, or is made again, within its
+        time-out.
+        """
         return any(lane.within_limits for lane in self._lanes.values())
 
     @property
@@ -482,11 +503,13 @@ class PendingCalls:
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first record waits; None if none does. Units: `Host.now`."""
+        """Since when the first record has waited; None if no record waits. Units:
+        `Host.now`.
+        """
         return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:
-        """Take records in, and begin their calls."""
+        """Take in the records of a step, and begin their calls."""
         source = self._sources[step.source]
         taken = self._take(step, source)
         columns = taken.step.columns
@@ -520,7 +543,7 @@ class PendingCalls:
         self._begin(begun)
 
     def _take(self, step: Step, source: SourceInFlight) -> Taken:
-        """Take in those records of a step that were not done before."""
+        """Take in a step, without its records that were done before; return it."""
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(
@@ -544,8 +567,10 @@ class PendingCalls:
         return taken
 
     def _first_calls(self, record: WaitingRecord, key: bytes | None) -> list[NodeCall]:
-        """Return the calls of a record that may begin now; of those that read state,
-        the first, if it is the turn of the record's key.
+        """Return the calls of a record that may begin now.
+
+        Of its calls that read state, only the first may begin, and only if no earlier
+        record of the key has such calls.
         """
         begun: list[NodeCall] = []
         turn: list[NodeCall] = []
@@ -558,11 +583,11 @@ class PendingCalls:
         return begun
 
     def ready(self, most: int) -> Iterator[Step]:
-        """Yield the records whose turn it is, in steps of at most `most`, and give the
-        program their results.
+        """Yield steps of at most `most` records that are ready, and give the program
+        the results of their calls.
 
-        Each step must have `passed` before the next. A step without records carries the
-        time that a partition has reached.
+        Call `passed` for each step before taking the next. A step without records
+        carries the time that a partition has reached.
         """
         while self.look():
             records: list[WaitingRecord] = []
@@ -577,8 +602,8 @@ class PendingCalls:
             yield replace(step, columns=_gathered(records))
 
     def passed(self, count: int) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Note that this many records of `ready` were processed. Yield the reached
-        times of source, stream and operators.
+        """Note that the first `count` records from `ready` were processed. Yield each
+        source whose time has advanced, with its stream time and operator times.
         """
         begun: list[NodeCall] = []
         for _ in range(count):
@@ -599,11 +624,12 @@ class PendingCalls:
             yield step.source, step.stream_time, step.operator_times
 
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Yield, as `passed` does, the times before the first record that waits: a
-        commit states them.
+        """Yield, in the form of `passed`, the times before the first record that waits.
+        A commit states these times.
 
-        Records of other ranges may have advanced them, in the middle of a step. The
-        times of other sources stay: their next records come after this one.
+        Records of other ranges may have advanced the times in the middle of a step. The
+        times of other sources do not change: their next records come after the waiting
+        one.
         """
         for each in self._sources.values():
             # the program's own times advance with these records, and at flushes of
@@ -627,8 +653,10 @@ class PendingCalls:
         )
 
     def look(self) -> bool:
-        """Return whether `ready` has a record, or the time that the partition has
-        reached; if not, `tell` follows.
+        """Take in the calls that have ended; return whether `ready` has something to
+        yield.
+
+        If it returns False, `tell` is called when that changes.
         """
         self._told = False
         begun: list[NodeCall] = []
@@ -648,8 +676,8 @@ class PendingCalls:
         return bool(self._ready) or self._over()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a call has ended since the last `look`; return False if none is
-        under way.
+        """Block until a call has ended since the last `look`; return False if no call
+        is being made.
         """
         if not self._calls:
             return False
@@ -658,18 +686,21 @@ class PendingCalls:
         return True
 
     def drain(self) -> None:
-        """Let the calls under way end, and begin no other: the task is being closed."""
+        """Begin no more calls, because the task is being closed; calls that are being
+        made go on.
+        """
         for lane in self._lanes.values():
             lane.drain()
 
     def drained(self) -> bool:
-        """Return whether all calls have ended since `drain`, and nothing is ready; if
-        not, `tell` follows.
+        """Return whether all calls have ended since `drain` and nothing is ready.
+
+        If it returns False, `tell` is called when that may change.
         """
         return all(lane.drained for lane in self._lanes.values()) and not self.look()
 
     def cancel(self) -> None:
-        """Cancel all calls, and forget the records."""
+        """Cancel all calls, and drop all records."""
         for lane in self._lanes.values():
             lane.cancel()
         for each in (self._steps, self._ready, self._given, self._done):
@@ -679,8 +710,8 @@ class PendingCalls:
         self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Forget records that have passed, and join steps without others: behind a
-        stuck record there are many.
+        """Drop the columns of processed records, and join steps without waiting
+        records. Many of both collect behind a stuck record.
         """
         for each in self._sources.values():
             for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
@@ -688,8 +719,8 @@ class PendingCalls:
                     taken.keep(list(records))
         kept: list[Taken] = []
         over: dict[TopicPartition, Taken] = {}
-        """The steps at the end of `kept` whose records have all passed; where the order
-        of all counts, the last.
+        """The steps at the end of `kept` whose records were all processed, by source.
+        Where the order of all records counts, only the last such step.
         """
         for taken in self._steps:
             source = taken.step.source
@@ -716,7 +747,7 @@ class PendingCalls:
         source: TopicPartition,
         columns: Columns,
     ) -> Mapping[int, list[NodeCall]]:
-        """Return the calls that records need, by their rows."""
+        """Return the calls that the records need, by row."""
         of_rows: dict[int, list[NodeCall]] = {}
         if len(columns) and source.topic in self._topics:
             self._ahead.wanted.clear()
@@ -745,7 +776,7 @@ class PendingCalls:
         return of_rows
 
     def _begin(self, calls: Iterable[NodeCall]) -> None:
-        """Begin calls; those of one node together."""
+        """Begin calls, all calls of one node together."""
         of_nodes: dict[str, list[NodeCall]] = {}
         for call in calls:
             of_nodes.setdefault(call.node, []).append(call)
@@ -754,8 +785,10 @@ class PendingCalls:
             self._lanes[name].begin(each)
 
     def _line_up(self, record: WaitingRecord, line: bytes | None) -> None:
-        """Have a record wait for those before it in its line, and for its calls. None:
-        for its calls only.
+        """Queue a record in this line until its calls and the earlier records of the
+        line allow it to be ready.
+
+        None: it waits only for its calls.
         """
         if line is not None and (record.waits_for or line in self._lines):
             record.line = line
@@ -764,8 +797,8 @@ class PendingCalls:
             self._ready.append(record)
 
     def _release(self, record: WaitingRecord) -> None:
-        """Release a record whose calls have ended, and those behind it, if it is the
-        first of its line.
+        """Make a record ready whose calls have ended; in a line, only if it is the
+        first, and then the records behind it that wait for no call.
         """
         if record.line is None:
             self._ready.append(record)
@@ -777,14 +810,14 @@ class PendingCalls:
             del self._lines[record.line]
 
     def _over(self) -> bool:
-        """Whether all records of the first step have passed."""
+        """Return whether all records of the first step were processed."""
         return bool(self._steps) and not self._steps[0].left
 
     def _fits(self, records: Sequence[WaitingRecord]) -> bool:
-        """Whether the next record that is ready can be in one step with these.
+        """Return whether the next ready record may be in one step with these.
 
-        Where the order of all is kept, times that other sources have reached may lie
-        between steps.
+        Where the order of all records is kept, a step has the records of one step taken
+        in: times that other sources have reached may lie between two steps.
         """
         if not records:
             return True
@@ -798,7 +831,7 @@ class PendingCalls:
         self.told(calls)
 
     def ended(self, calls: Collection[NodeCall]) -> None:
-        """Take in calls that have ended, on the thread of the calls."""
+        """Take in calls that have ended; called on the thread of the calls."""
         if self._spans is not None:
             self._spans.ended(calls)
         self._done.extend(calls)
@@ -807,7 +840,7 @@ class PendingCalls:
             self.tell()
 
     def _hand_over(self, records: Iterable[WaitingRecord]) -> None:
-        """Give the program the results of these records."""
+        """Give the program the results of these records' calls."""
         self._results.clear()
         for record in records:
             for call in record.calls:
@@ -830,11 +863,11 @@ def _gathered(records: Iterable[WaitingRecord]) -> Columns:
 
 
 def _leave_to_the_program(on_failure: OnFailure, failure: Failure) -> None:
-    """Drop a record that fails above the call: the program fails it again, and reports
-    it.
+    """Ignore a failure above an asynchronous node: no call is made, and the program
+    meets the failure again and reports it.
 
-    Not while the schema registry is away: the program may find it back, and there would
-    be no call.
+    While the schema registry does not answer, report the failure at once. Otherwise the
+    program might find the registry answering, and miss the call.
     """
     if registry_is_away(failure.error):
         on_failure(failure)

@@ -1,9 +1,9 @@
-"""Rate limit for repeated warnings: the first of a kind are logged in full, the rest as
-a count from time to time.
+"""Limits the rate of repeated warnings: the first of a kind are logged in full, the
+rest as a count from time to time.
 
-Invariant: every warning is logged: the first `FIRST` of a kind in full, all others in a
-count, by `due` or by `rest`. Turned down: a filter of log records (it knows texts, not
-kinds, and cannot report what it left out).
+Invariant: every warning is reported: the first `FIRST` of a kind in full, all others in
+a count, which `due` or `rest` returns. Turned down: a filter of log records (it knows
+texts, not kinds, and cannot report what it left out).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coopstreams.common.host import SYSTEM, Host
 log = logging.getLogger(__name__)
 
 FIRST = 5
-"""How many lines of a kind are logged in full."""
+"""How many warnings of a kind are logged in full."""
 EVERY_S = 60.0
-"""How often the number of further lines is logged."""
+"""How often the number of further warnings is logged."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Kind:
 class Repeats:
     """Decides which warnings are logged.
 
-    Shape: a kind groups the warnings that are counted together; `now` from a monotonic
-    clock.
+    Shape: a kind is any hashable value; warnings of one kind are counted together.
+    `now` is from a monotonic clock.
     """
 
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Repeats:
         text: str,
         now: float,
     ) -> bool:
-        """Return whether this warning is logged in full; if not, it is counted."""
+        """Count a warning; return whether it is to be logged in full."""
         known = self.kinds.setdefault(kind, _Kind())
         known.heard += 1
         known.last = text
@@ -58,7 +58,7 @@ class Repeats:
         return False
 
     def due(self, now: float) -> list[str]:
-        """Return the counts that are to be logged now."""
+        """Return the counts that are to be logged now, as texts."""
         return [
             self._count(kind, now)
             for kind in self.kinds.values()
@@ -66,7 +66,7 @@ class Repeats:
         ]
 
     def rest(self) -> list[str]:
-        """Return the counts that are still to be logged at the end."""
+        """Return the counts that were not logged yet, as texts, for the end."""
         return [
             self._count(kind, kind.said_at)
             for kind in self.kinds.values()
@@ -90,21 +90,21 @@ class Sayings:
         self._lock = threading.Lock()
 
     def warn(self, kind: Hashable, text: str) -> None:
-        """Log a warning, or count it."""
+        """Log a warning in full, or only count it."""
         with self._lock:
             said = self._repeats.hear(kind, text, self._host.now())
         if said:
             log.warning("%s", text)
 
     def tick(self) -> None:
-        """Log the counts that are due. To be called about once a second."""
+        """Log the counts that are due. Call it about once a second."""
         with self._lock:
             due = self._repeats.due(self._host.now())
         for text in due:
             log.warning("%s", text)
 
     def close(self) -> None:
-        """Log the counts that are left."""
+        """Log the counts that were not logged yet."""
         with self._lock:
             rest = self._repeats.rest()
         for text in rest:

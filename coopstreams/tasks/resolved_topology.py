@@ -1,8 +1,8 @@
-"""A topology with the topics that match its patterns now, their partition counts, and
+"""A topology with the topics that its patterns match now, their partition counts, and
 the compiled programs.
 
-Invariant: whoever has a `ResolvedTopology` can use it: topics are checked, internal
-topics created (`preflight.resolution`), programs compiled.
+Invariant: a `ResolvedTopology` is ready for use: its topics are checked, its internal
+topics exist (`preflight.resolution`), and its programs are compiled.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTopology:
-    """A topology, its topics and its compiled programs. `programs` by sub-topology."""
+    """A topology, its topics and its compiled programs, by sub-topology."""
 
     topology: Topology
     topics: ResolvedTopics
     programs: Mapping[int, Program]
     announced: tuple[Runs, ...]
-    """The sub-topologies as this member announces them to the group, if nothing
-    restricts them.
+    """The sub-topologies as this member announces them to the group, unless a
+    restriction applies.
     """
     writers: Mapping[str, int] = field(default_factory=dict)
-    """Each timed topic, with the number of its writers' source partitions."""
+    """The number of source partitions of each timed topic's writers."""
     before_windows: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """The sub-topologies that `ranges.before.windows` keeps from being cut, with the
-    stores that they feed.
+    """The sub-topologies that the setting `ranges.before.windows` forbids to divide by
+    key range, with the stores that they feed.
     """
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the source partitions of a task: one of each source topic with enough
-        partitions.
+        """Return the source partitions of a task: one of each source topic that has a
+        partition of the task's number.
 
         Empty: this process does not know the task yet.
         """
@@ -62,14 +62,17 @@ class ResolvedTopology:
         )
 
     def writer_of(self, topic: str) -> int | None:
-        """Return the sub-topology that writes to a timed topic; None: it is none."""
+        """Return the sub-topology that writes to a timed topic; None: `topic` is not a
+        timed topic.
+        """
         return next(
             (n for n, program in self.programs.items() if topic in program.timed_sinks),
             None,
         )
 
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
-        """Return the sub-topologies whose source topics differ from before."""
+        """Return the sub-topologies whose source topics differ from those in `before`.
+        """
         return frozenset(
             n
             for n, program in self.programs.items()
@@ -82,8 +85,8 @@ def as_it_runs(
     names: Iterable[str],
     config: Config,
 ) -> Topology:
-    """Return the topology that runs: patterns resolved to the topics that exist, timed
-    and optimised as the settings say.
+    """Return the topology with its patterns resolved to the topics that exist, and with
+    the timestamps and the optimisation that the settings ask for.
 
     Raises:
         TopologyError: see `matched`.
@@ -97,7 +100,7 @@ def compiled(
     topics: ResolvedTopics,
     config: Config,
 ) -> ResolvedTopology:
-    """Return a topology with its topics and its compiled programs."""
+    """Return the topology with its topics and compiled programs."""
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(
@@ -121,10 +124,11 @@ def compiled(
 
 
 def reset_of(source: Source, config: Config) -> str:
-    """Return where the topics of a source begin in which the group has no position.
+    """Return the offset reset of a source: where its topics are read from if the group
+    has no position.
 
-    A repartition topic is read from its first record: the application has written all
-    of them.
+    A repartition topic is read from its first record, because the application has
+    written all of them.
     """
     return (
         EARLIEST
@@ -138,7 +142,7 @@ def reset_of_topic(
     config: Config,
     topic: str,
 ) -> str:
-    """Return where a source topic begins in which the group has no position."""
+    """Return the offset reset of a source topic, as `reset_of`."""
     for node in topology.nodes:
         if isinstance(node, Source) and topic in node.topics:
             return reset_of(node, config)

@@ -1,12 +1,13 @@
-"""The function of the program that a thread runs now: why the thread does not move.
+"""Finds the function of the program that a thread runs now, to tell why the thread does
+not move.
 
 A function that takes long is the user's own work, which a new process would begin anew.
-So `health` names it, and calls the process live, for as long as the group keeps it:
-`max.poll.interval.ms`.
+So `health` names the function, and calls the process live for as long as the group
+keeps the member: `max.poll.interval.ms`.
 
-Invariant: a thread that stands still in code of coopstreams (a lock, a disk, a broker)
-runs no function. Turned down: noting the node at each call (it would cost each record).
-The frames of the thread tell it, when asked.
+Invariant: a thread that waits in code of coopstreams (for a lock, a disk, a broker) is
+not reported as running a function. Turned down: noting the node at each call (it would
+cost each record). The frames of the thread show it, without cost, when asked.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from coopstreams.topology.compile import task_processor
 from coopstreams.topology.graph.nodes import Node
 
 GENERATED = "<coopstreams "
-"""How the file name of generated code begins."""
+"""The beginning of the file name of generated code."""
 PROCESSORS = task_processor.Work.run.__code__.co_filename
-"""The module that calls processors."""
+"""The file of the module that calls processors."""
 
 
 def running_function(thread: int | None, nodes: Iterable[Node]) -> str:
-    """Return which function a thread of this id runs: its node, and the innermost line
-    of the user's code; empty: it runs none.
+    """Return which function the thread with this id runs, in words: its node, and the
+    innermost line of the user's code. Empty: it runs none.
     """
     frames = list(_frames(thread))
     # What coopstreams has called, and waits for. A function in C has no frame.
@@ -57,8 +58,8 @@ def _is_not_ours(frame: FrameType) -> bool:
 
 
 def _calls_functions(called: Sequence[FrameType], callers: Sequence[FrameType]) -> bool:
-    """Whether what was called is a function of the program, although no line of it is
-    the user's.
+    """Return whether the innermost called code belongs to a function of the program,
+    where no line of it is in the user's files.
     """
     if not callers:
         return False
@@ -76,8 +77,8 @@ def _place(frames: Sequence[FrameType]) -> str:
 
 
 def _node_of(frames: Iterable[FrameType], nodes: Iterable[Node]) -> str:
-    """Return the node whose function is called in the innermost of these frames; empty:
-    it is not known.
+    """Return the name of the node whose function the innermost of these frames runs;
+    empty if it is not known.
     """
     names = {code: node.name for node in nodes for code in _codes(node)}
     for frame in frames:
@@ -91,7 +92,7 @@ def _node_of(frames: Iterable[FrameType], nodes: Iterable[Node]) -> str:
 
 
 def _codes(node: Node) -> Iterator[CodeType]:
-    """Yield the code of a node's functions, as far as they are written in Python."""
+    """Yield the code of a node's functions that are written in Python."""
     for field in fields(node):
         function = getattr(node, field.name)
         while isinstance(function, partial):

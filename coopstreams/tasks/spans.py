@@ -59,8 +59,9 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class RecordSpans:
-    """The spans of one task. Its stream thread uses it; calls may be `ended` on any
-    thread.
+    """The OpenTelemetry spans of one task's records.
+
+    Its stream thread uses it; `ended` may be called on any thread.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class RecordSpans:
         *,
         taken: bool,
     ) -> None:
-        """Have the program process records, traced ones within their spans. `taken`:
-        whether `take` has begun them.
+        """Process records with the program, traced records within their spans.
+
+        `taken`: whether `take` has begun the spans.
         """
         at = 0
         for row in self._taken(source, columns) if taken else self._sampled(columns):
@@ -110,7 +112,7 @@ class RecordSpans:
 
     def take(self, source: TopicPartition, columns: Columns) -> Columns:
         """Begin the spans of records that wait for calls before they are processed;
-        return them with their headers.
+        return the records, with the spans in their headers.
         """
         rows = self._sampled(columns)
         return self._begin(source, columns, rows) if rows else columns
@@ -122,8 +124,10 @@ class RecordSpans:
         call: Call,
         node: Asynchronous,
     ) -> None:
-        """Begin the span of a call for a record, if it is traced. Spans that the
-        function opens are its children, where context propagates.
+        """Begin the span of a call, if its record is traced.
+
+        Spans that the called function opens are children of this span, where the
+        context propagates.
         """
         parent = self._open.get((source, offset))
         if parent is None:
@@ -141,7 +145,7 @@ class RecordSpans:
             )
 
     def ended(self, calls: Iterable[Call]) -> None:
-        """End the spans of calls that have ended, on the thread that ended them."""
+        """End the spans of these calls; called on the thread that ended the calls."""
         for call in calls:
             if (span := call.span) is not None:
                 if call.error is not None:
@@ -150,8 +154,8 @@ class RecordSpans:
                 span.end()
 
     def noting(self, on_failure: OnFailure) -> OnFailure:
-        """Return a failure handler that notes the failure in the span of the failed
-        record.
+        """Return a failure handler that records the failure in the current span, and
+        then calls `on_failure`.
         """
 
         def note(failure: Failure) -> None:
@@ -168,8 +172,8 @@ class RecordSpans:
         return note
 
     def close(self) -> None:
-        """End the spans of records that are not processed here: the next owner
-        processes them.
+        """End the spans of records that were taken in and not processed. The next owner
+        of the task processes these records.
         """
         for span in self._open.values():
             span.set_attribute("coopstreams.given_up", True)
@@ -215,8 +219,8 @@ class RecordSpans:
         columns: Columns,
         rows: Sequence[int],
     ) -> Columns:
-        """Begin the spans of these rows; return the records, with the spans in their
-        headers.
+        """Begin the spans of these rows; return the records, with the spans in the
+        rows' headers.
         """
         headers = list(columns.headers or [None] * len(columns))
         for row in rows:
@@ -276,5 +280,5 @@ def _is_sampled(headers: Headers) -> bool:
 
 
 def _value(headers: Headers | None, name: str) -> bytes | None:
-    """Return the last value of a header, as Kafka's clients have it."""
+    """Return the value of the last header with this name, as Kafka's clients do."""
     return next((value for own, value in reversed(headers or ()) if own == name), None)

@@ -1,9 +1,9 @@
 """Counts of the work of tasks: for the status of each task, and for the metrics of the
 process.
 
-A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` adds the
-difference to the metrics, once a second and when the task is closed, so that no count
-of the process is lost with a task.
+The stream thread of a task counts in the task's own `Tally`, batch by batch. `Tallies`
+adds the difference to the metrics, once a second and when the task is closed, so that
+the metrics keep the counts of closed tasks.
 
 Invariant: the metrics of a process never go back, whichever tasks come and go. Work
 that is aborted and repeated counts twice.
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 NO_STORES: Mapping[str, str] = {}
 MOST_FAILURES = 20
-"""Most failures that a process reports: the latest."""
+"""How many of its latest failures a process reports."""
 Time: TypeAlias = Annotated[
     int, Meta(ge=0, description="Milliseconds since the epoch.")
 ]
@@ -42,9 +42,10 @@ Drop = tuple[str, str]
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
-    """A record that failed here, without the message of the error, which may quote it.
+    """A record that failed here, without the message of the error, which may quote the
+    record.
 
-    `task` is null for a global table, `offset` for what was held back and for a
+    `task` is null for a global table. `offset` is null for a held-back result and for a
     punctuation.
     """
 
@@ -61,7 +62,7 @@ class FailureStatus(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of one opening of a task, on its thread.
+    """The counts of one opening of a task. Used by the task's thread.
 
     Shape: `written` by topic, changelogs left out; `failed` by node and phase.
     """
@@ -70,10 +71,10 @@ class Tally:
     failed: Counter[Drop] = field(default_factory=Counter)
     dead_letters: int = 0
     closed: bool = False
-    """Whether the metrics include all of it."""
+    """Whether the metrics include all of these counts."""
 
     def failure(self, failure: Failure, answer: Answer) -> None:
-        """Count a record that failed."""
+        """Count a failed record and what the handler answered."""
         self.failed[failure.node, failure.phase] += 1
         self.dead_letters += answer == "dead-letter"
 
@@ -94,8 +95,10 @@ class Counting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What an opening of a task has done so far. `written` is by topic, without
-    changelogs; `dropped` has what the program dropped and what failed.
+    """The counts of one opening of a task so far, as a frozen value.
+
+    Shape: `written` is by topic, without changelogs; `dropped` has the records that the
+    program dropped and those that failed.
     """
 
     processed: int = 0
@@ -106,7 +109,9 @@ class Counts:
 
     @classmethod
     def of(cls, work: Counting) -> Counts:
-        """Return the counts, on the thread that does the work."""
+        """Return the present counts of `work`. Call it on the thread that does the
+        work.
+        """
         tally = work.tally
         dropped = work.program.dropped | dict(tally.failed)
         return cls(
@@ -119,7 +124,8 @@ class Counts:
 
 
 class Tallies:
-    """Adds the counts of tasks to the metrics of the process, from several threads."""
+    """Adds the counts of tasks to the metrics of the process. Several threads call it.
+    """
 
     def __init__(
         self,
@@ -127,7 +133,7 @@ class Tallies:
         host: Host = SYSTEM,
         stores: Mapping[str, str] = NO_STORES,
     ) -> None:
-        """`stores`: the store of a node, by its name."""
+        """`stores`: the name of each node's store."""
         self.losses = Losses(stores)
         self._metrics = metrics
         self._host = host
@@ -136,7 +142,7 @@ class Tallies:
         self._lock = threading.Lock()
 
     def failure(self, failure: Failure, answer: Answer) -> None:
-        """Count a record of a global table that failed."""
+        """Count a failed record of a global table."""
         self._metrics.dropped(None, failure.node, failure.phase)
         self._metrics.dead_lettered(None, int(answer == "dead-letter"))
         self._note(None, failure, answer)
@@ -148,13 +154,13 @@ class Tallies:
         failure: Failure,
         answer: Answer,
     ) -> None:
-        """Count a record of a task that failed."""
+        """Count a failed record of a task."""
         tally.failure(failure, answer)
         self._note(task, failure, answer)
 
     @property
     def latest(self) -> tuple[FailureStatus, ...]:
-        """The latest failures of the process, in order."""
+        """The latest failures of the process, the oldest first."""
         return tuple(self._latest.copy())
 
     def _note(
@@ -178,19 +184,19 @@ class Tallies:
         )
 
     def look(self, task: Counting, counts: Counts) -> None:
-        """Add the work of a task since the last call."""
+        """Add to the metrics what a task has done since the last call."""
         with self._lock:
             self._add(task, counts)
 
     def look_for_losses(self) -> None:
-        """Find where many records are left out, and log it."""
+        """Log a warning for each node that leaves out many records."""
         with self._lock:
             news = self.losses.look(self._host.now())
         for text in news:
             log.warning("%s", text)
 
     def closed(self, task: Counting) -> None:
-        """Add the rest, and forget the task, which no thread runs any more."""
+        """Add the last counts of a closed task to the metrics, and forget the task."""
         with self._lock:
             self._add(task, Counts.of(task))
             task.tally.closed = True

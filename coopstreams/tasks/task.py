@@ -1,5 +1,5 @@
-"""A task at work: its program, its state and its progress, on the one thread that owns
-it.
+"""An open task: its program, its state and its progress, used by the one thread that
+owns it.
 
 The way of a record: `add` -> `step` (through the program) -> the program's outputs,
 which the owner writes. `commit` or `discard` ends an interval. The owner is a stream
@@ -62,13 +62,14 @@ if TYPE_CHECKING:
     from coopstreams.tasks.spans import RecordSpans
 
 MOST_TAKEN = 1000
-"""Most records whose calls begin at once; then the bytes of waiting records are checked
-again.
+"""The most records whose calls begin at once. After that many, the bytes of the records
+that wait for calls are checked.
 """
 
 APPLIED_S = 1.0
-"""How long a transaction of an external sink may take. Kafka's is open meanwhile, and
-its broker waits for neither.
+"""How long a transaction of an external sink may take. Units: seconds.
+
+Kafka's transaction stays open meanwhile, and its broker waits for neither.
 """
 
 log = logging.getLogger(__name__)
@@ -85,11 +86,11 @@ class Incarnation:
     state: TaskState
     progress: Progress
     epoch: int = 0
-    """The epoch of the membership under which it was opened: under another one, nothing
-    it did may be committed.
+    """The epoch of the membership under which the task was opened. Under another epoch,
+    none of its work may be committed.
     """
     sink: SinkSession | None = None
-    """The session with its external sink, if it has one."""
+    """The session with the task's external sink; None: it has none."""
 
 
 def committed_positions(
@@ -97,11 +98,10 @@ def committed_positions(
     stores: Iterable[StoreSpec],
     progress: Progress,
 ) -> dict[str, dict[KeyRange, int]]:
-    """Return the committed offset of each part of the task's range, for each store
-    restored from its source topic.
+    """Return the committed offset of each part of the task's range, for each store that
+    is restored from its source topic.
 
-    A task may have no partition of the topic, which has fewer than others of the
-    sub-topology.
+    A store whose topic has no partition of the task's number is left out.
     """
     sources = {
         store.name: TopicPartition(store.source, task.partition)
@@ -119,8 +119,8 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
     """Return the latest stream time of each store's operators at the task's lowest
     positions; -1 if no record has reached them.
 
-    No window of the stores starts later. Below a filter, that is not the stream time of
-    the partition.
+    No window of the stores starts later. Operators below a filter may have an earlier
+    stream time than the partition.
     """
     lowest = [progress.lowest(source) for source in progress.partitions]
     operators = operators_of(subtopology)
@@ -138,11 +138,11 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
 
 
 def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
-    """Return the parts of a task's range whose earlier owners had reached different
-    times.
+    """Return the parts of a task's range with the times that their earlier owners had
+    reached.
 
-    `apart`: each key group is a part, because owners with equal committed positions may
-    have changed their rows after the commit, each up to another record.
+    `apart`: make each key group a part, because owners with equal committed positions
+    may have changed their rows after the commit, each up to another record.
     """
     parts = [
         Part(each.key_range, each.stream_time, each.operator_times) for each in segments
@@ -165,14 +165,14 @@ class TaskSettings:
     caching: bool
     """Whether updates stay in record caches until a commit."""
     by_key: bool = False
-    """Whether records may pass others that wait for calls, where the order of each key
-    suffices.
+    """Whether a record may overtake records of other keys that wait for calls, where
+    the program needs only the order of each key.
     """
     max_idle_ms: int = 0
     """`max.task.idle.ms`."""
     exactly_once: bool = True
-    """Whether the state is that of the positions; otherwise it may include later
-    records.
+    """Whether the state is exactly that of the committed positions; otherwise it may
+    include the effects of later records.
     """
 
 
@@ -185,24 +185,24 @@ class TaskServices:
     """What a task uses of its process."""
 
     partitions: Callable[[str], int]
-    """Returns the partition count of a topic that it writes to."""
+    """Returns the partition count of a topic to which the task writes."""
     global_tables: Mapping[str, TableStore] = field(default_factory=dict)
     output: Callable[[str], Output] = Output
     """Makes the output to a topic."""
     host: Host = SYSTEM
     latency: Callable[[float], None] = _unmeasured
-    """Takes the age of a batch's first record. Units: seconds."""
+    """Called with the age of a batch's first record. Units: seconds."""
     spans: RecordSpans | None = None
-    """Those of the task; None: nothing is traced."""
+    """The spans of the task's records; None: nothing is traced."""
     placing: Placing | None = None
     """Looks for records that are in a wrong partition."""
 
 
 class Task:
-    """A task between opening and closing.
+    """An open task.
 
-    Shape: `processed` counts records since the opening. `leaving`: it is being closed,
-    and takes no more records.
+    Shape: `processed` counts records since the opening. `leaving`: the task is being
+    closed, and takes no more records.
     """
 
     def __init__(
@@ -251,7 +251,9 @@ class Task:
             for source in (opened.sources if program.timed_sinks else ())
             if (ahead := self._times_ahead(source))
         }
-        """The times that parts of the range have reached at later offsets."""
+        """Per source, the operator times that parts of the range have reached, with the
+        offsets from which on they hold.
+        """
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
@@ -266,7 +268,7 @@ class Task:
                 spans=self._spans,
             )
         self.applying: Applying | None = None
-        """Applies its records to its external sink; None: it has none."""
+        """Applies the task's records to its external sink; None: it has none."""
         sink = program.subtopology.applies_to
         if opened.sink is not None and sink is not None:
             self.applying = Applying(
@@ -279,9 +281,11 @@ class Task:
         self.idle_ms = program.idle_ms
         self.marks = MarkSchedule()
         self.timed = bool(program.timed_sinks)
-        """Whether it writes to timed topics."""
+        """Whether the task writes to timed topics."""
         self.promises = self.timed and not program.clocked
-        """Whether it promises times where its sources are silent."""
+        """Whether the task promises times to the readers of its timed topics while its
+        sources are silent.
+        """
         self.progress.tells_times = self.promises
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
@@ -291,16 +295,18 @@ class Task:
             if isinstance(node, Sink)
         }
         self._singles: deque[Step] = deque()
-        """Steps of one record, taken from the queues and not yet processed."""
+        """Steps of one record each, taken from the queues and not yet processed."""
         self._at_most = MOST_AT_ONCE
-        """About how many records the step under way takes at most."""
+        """About how many records the current `step` may process."""
         self._at: Step | None = None
-        """The last step, if the outputs come from it."""
+        """The step that was processed last; None if a flush or a punctuation made the
+        outputs.
+        """
         self.figures = TaskFigures.of(self)
         """What other threads read of the task; `publish` replaces it as a whole."""
 
     def publish(self) -> None:
-        """Tell other threads what the task has done so far."""
+        """Replace `figures`, which other threads read."""
         self.figures = TaskFigures.of(self)
 
     def _bound(
@@ -310,7 +316,9 @@ class Task:
         *,
         by_key: bool,
     ) -> BoundProgram:
-        """Return the program, bound to the task's stores and times."""
+        """Return the program, bound to the task's stores and to the times of its
+        earlier owners.
+        """
         services = self._services
         parts = {
             source.topic: _parts(
@@ -336,19 +344,20 @@ class Task:
         )
 
     def begin(self) -> None:
-        """Make the processors, and initialise them. Call it on the thread that owns the
-        task, before anything else.
+        """Create and initialise the processors.
+
+        Call it first, on the thread that owns the task.
 
         Raises:
-            Whatever they raise.
+            Whatever the processors raise.
         """
         self.program.begin()
 
     def _times_ahead(self, source: TopicPartition) -> list[tuple[int, list[int]]]:
-        """Return the operator times of the parts of the range that stand further than
-        others, by their offsets.
+        """Return the operator times of the parts of the range that were committed
+        further than the lowest position, by their offsets.
 
-        They may hold a promise (`promises`), which the records do not tell.
+        These times may come from a promise (`promises`), which the records do not have.
         """
         lowest = self.progress.lowest(source).position
         return [
@@ -361,7 +370,9 @@ class Task:
         ]
 
     def _with_times_ahead(self, batch: RecordBatch) -> RecordBatch:
-        """Return a batch with the times that parts of the range had reached before."""
+        """Return the batch with the times that parts of the range had reached up to its
+        end under their earlier owners.
+        """
         source = batch.partition
         left: list[tuple[int, list[int]]] = []
         for offset, times in self._reached_later[source]:
@@ -384,10 +395,10 @@ class Task:
 
     def step(self, *, single: bool = False, most: int = MOST_AT_ONCE) -> bool:
         """Process records for about `STEP_S`; return whether there may be more. Outputs
-        wait in `program.outputs`.
+        collect in `program.outputs`.
 
-        `single`: one record at most, so that `refused` knows the source record of an
-        output. `most`: about as many.
+        `single`: process one record at most, so that `refused` knows the source record
+        of an output. `most`: stop after about this many records.
         """
         self._at_most = min(most, MOST_AT_ONCE)
         began = now = self._host.now()
@@ -412,8 +423,10 @@ class Task:
         return more
 
     def process_now(self, batch: RecordBatch) -> None:
-        """Process a batch of at most one record without the queues, in which nothing
-        may wait. No calls may be made.
+        """Process a batch of at most one record at once, past the queues, which must be
+        empty.
+
+        The program may have no asynchronous operators.
 
         Raises:
             Whatever the failure handler raises.
@@ -431,8 +444,8 @@ class Task:
         self.apply()
 
     def _process(self, step: Step, now: float) -> Columns:
-        """Process a step; return its records, less those that were processed before the
-        reader went back.
+        """Process a step; return its records without those that were processed before
+        the reader went back.
         """
         self._at = step
         columns = (
@@ -463,8 +476,8 @@ class Task:
         return columns
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order; first the single-record
-        steps that are left.
+        """Yield the steps that may be processed now, in order. Steps of one record that
+        are left from an earlier call come first.
         """
         if self._singles:
             yield from self._left()
@@ -481,7 +494,9 @@ class Task:
                 yield step
 
     def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps of the queues, each as large as the pace then allows."""
+        """Yield the steps of the queues, each as large as the pace allows at that
+        moment.
+        """
         while (step := self.queues.next(self._size(single=single), now)) is not None:
             yield step
 
@@ -492,7 +507,7 @@ class Task:
         *,
         single: bool,
     ) -> Iterator[Step]:
-        """Yield the steps whose calls have ended; begin the calls of the records behind
+        """Yield the steps whose calls have ended. Begin the calls of the records behind
         them, many at a time.
         """
         self._begin_calls(calls, now)
@@ -507,15 +522,15 @@ class Task:
 
     @property
     def _most_applied(self) -> int:
-        """The number of records that the external sink, if there is one, can take in
-        its next transaction.
+        """The most records of the next transaction of the external sink, or, without a
+        sink, of a step.
         """
         if self.applying is None:
             return MOST_AT_ONCE
         return max(self._applying_pace.most, min(self.applying.ahead, MOST_AT_ONCE))
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
-        """Begin the calls of as many records as there is room for."""
+        """Begin the calls of as many queued records as `calls` has room for."""
         while (
             not self.leaving
             and (room := min(calls.room, MOST_TAKEN))
@@ -524,7 +539,7 @@ class Task:
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:
-        """Begin the calls of records for which there is room; return whether all
+        """Begin the calls of queued records for which there is room; return whether all
         records taken in wait for calls.
         """
         if self.calls is None or self._singles:
@@ -533,8 +548,8 @@ class Task:
         return self.calls.oldest is not None and not self.calls.look()
 
     def wait_for_calls(self) -> bool:
-        """Block until a call has ended, a second at most; return False if none is under
-        way.
+        """Block until a call has ended, a second at most; return False if no call is
+        being made.
         """
         return self.calls is not None and self.calls.wait(1.0)
 
@@ -544,7 +559,7 @@ class Task:
 
     @property
     def retries(self) -> int:
-        """How many calls of asynchronous operators were made again."""
+        """The number of repeated calls of asynchronous operators."""
         return 0 if self.calls is None else self.calls.retries
 
     @property
@@ -563,8 +578,8 @@ class Task:
 
     @property
     def last_key(self) -> bytes | None:
-        """The key of the last step's record; None: it had no key, or the step was not
-        of one record.
+        """The key of the last step's record; None: the record has no key, or the step
+        did not have exactly one record.
         """
         if self._at is None or len(self._at.columns) != 1:
             return None
@@ -577,10 +592,10 @@ class Task:
         timestamp: int,
         error: Exception,
     ) -> None:
-        """Hand an output that its topic refuses to the failure handler.
+        """Pass an output that its topic refuses to the failure handler.
 
-        It is a failure of the record of the last step, or, if that had several records,
-        of the output's own key.
+        The failure is one of the last step's record; if that step had several records,
+        it names only the key of the output.
 
         Raises:
             Whatever the failure handler raises.
@@ -624,26 +639,29 @@ class Task:
         )
 
     def punctuate(self, now_ms: int) -> None:
-        """Run the wall-clock punctuations that are due. Outputs wait in
+        """Run the wall-clock punctuations that are due. Outputs collect in
         `program.outputs`.
         """
         self._at = None
         self.program.punctuate(now_ms)
 
     def punctuation_due(self, now_ms: int) -> bool:
-        """Whether a wall-clock punctuation is due. Called often, so that it notices a
-        clock that is set back.
+        """Return whether a wall-clock punctuation is due.
+
+        Call it often: it notices when the clock is set back.
         """
         queue = self.program.punctuations["wall_clock"]
         queue.look(now_ms)
         return queue.due(now_ms)
 
     def apply(self, *, all_of_it: bool = False) -> int:
-        """Apply the noted records to the external sink; return how many. `all_of_it`:
-        see `Applying.apply`.
+        """Apply the records noted in `program.applied` to the external sink; return how
+        many it applied.
+
+        `all_of_it`: see `Applying.apply`.
 
         Raises:
-            As `Applying.apply`.
+            Whatever `Applying.apply` raises.
         """
         if self.applying is None:
             return 0
@@ -670,10 +688,10 @@ class Task:
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
-        """Write everything processed to the database, in one batch: it is durable in
-        the log. Begin a new interval.
+        """Write all effects since the last commit to the database, in one batch, and
+        begin a new interval.
 
-        `true_ms` as of `TaskState.commit`.
+        Call it once they are durable in the log. `true_ms`: as for `TaskState.commit`.
         """
         self.state.commit(
             checkpoints,
@@ -688,7 +706,7 @@ class Task:
         self.marks.committed()
 
     def close(self) -> None:
-        """Cancel its calls and close its processors."""
+        """Cancel the task's calls and close its processors."""
         if self.calls is not None:
             self.calls.cancel()
         if self.applying is not None:
@@ -698,8 +716,9 @@ class Task:
         self.program.close()
 
     def discard(self) -> None:
-        """Forget everything since the last commit. Idempotent. The task must then be
-        opened again from the log.
+        """Drop all effects since the last commit, and close the task. Idempotent.
+
+        The task must then be opened again from the log.
         """
         if self.closed:
             return  # its database may be closed by now

@@ -1,13 +1,15 @@
-"""Who is waited for where time stands behind timed topics, and since when. Pure: times
-and a clock in.
+"""Which partition a clock or a reader waits for behind timed topics, and since when.
+Pure: times and a clock in.
 
-Two things wait. The clock of a reader, for the key groups of a source partition that
-have told no later time; and with `max.time.skew.ms` the reading of a source partition,
-for the slowest one. A process that is down tells nothing, so both wait for its
-successor: that is how none of its records is late. Here it gets its name.
+Two things wait. A reader's clock waits for the key groups of a source partition that
+have told no later time. With `max.time.skew.ms`, the reading of a source partition
+waits for the slowest partition. A process that is down tells no times, so both wait for
+its successor, and none of its records becomes late. This module names the partition
+that is waited for.
 
-Invariant: a clock waits only where a later record has come. Where all have told the
-time of the newest record, nothing is missing, however long ago that was.
+Invariant: a clock waits only if a record has come that is later than the clock. If all
+writers have told the time of the newest record, nothing is missing, however long ago
+that was.
 """
 
 from __future__ import annotations
@@ -19,32 +21,38 @@ from coopstreams.log.clocks import UNHEARD, Awaited, Clock
 
 @dataclass(frozen=True, slots=True)
 class ClockWait:
-    """A clock, and for whom it waits. Units: `since` in seconds of `Host.now`; else
-    milliseconds, -1 if not known.
+    """A clock, and what it waits for.
+
+    Units: `since` in seconds of `Host.now`; times in milliseconds, -1 if not known.
     """
 
     time: int
     newest: int
-    """The latest birth of all records in front of it."""
+    """The latest birth among all records that the clock has to pass."""
     awaited: Awaited | None = None
-    """None: the clock has passed all records."""
+    """The partition that the clock waits for; None: the clock has passed all records.
+    """
     since: float = 0.0
-    """Since when it stands at this time, and a later record has come."""
+    """The moment from which on the clock has stood at `time` while a later record
+    waited.
+    """
 
     @property
     def lag_ms(self) -> int:
-        """How far the clock is behind the newest record; 0 before its first time."""
+        """How far the clock is behind the newest record; 0 if the clock has no time
+        yet.
+        """
         return 0 if self.time == UNHEARD else max(0, self.newest - self.time)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A source partition that is not read, because it is too far ahead of another.
-    Units: as of `ClockWait`.
+    """A source partition that is not read, because it is too far ahead of another one.
+    Units: as for `ClockWait`.
     """
 
     time: int
-    """The time that its records have reached."""
+    """The time that the partition's records have reached."""
     awaited: Awaited
     since: float
 
@@ -55,7 +63,9 @@ def looked_at(
     before: ClockWait | None,
     now: float,
 ) -> ClockWait:
-    """Return for whom a clock waits now, given the last look at it."""
+    """Return what a clock waits for now. `before`: the result of the last call for this
+    clock.
+    """
     if newest <= clock.now:
         return ClockWait(clock.now, newest)
     stands = (
@@ -70,8 +80,10 @@ def too_far_ahead(
     slowest: Awaited,
     most_ms: int,
 ) -> bool:
-    """Whether a source partition of this time may not be read on. One without a time
-    may: it holds the others.
+    """Return whether a source partition at this time is too far ahead of the slowest
+    one to be read.
+
+    A partition without a time is never too far ahead: the other partitions wait for it.
     """
     if time == UNHEARD:
         return False
@@ -85,8 +97,9 @@ def held_back(
     before: HeldBack | None,
     now: float,
 ) -> HeldBack | None:
-    """Return that a source partition is held back, given what was so before; None: it
-    is read on.
+    """Return why a source partition is not read; None: it is read.
+
+    `before`: the result of the last call for this partition.
     """
     if not too_far_ahead(time, slowest, most_ms):
         return None

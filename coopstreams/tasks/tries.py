@@ -1,14 +1,13 @@
-"""Retries of failed records, as a failure handler decides: the task pauses and is
-opened again from the last commit.
+"""Pauses a task whose record failed, and processes the record again after the pause.
 
-A record that fails has left half of its effects behind: rows, and results in the open
-transaction. So its task is given up as after an error of the log: the interval is
-aborted, the task is opened again from the last commit, but only when the pause is over.
-Tasks on the same thread are opened again at once. Exactly-once holds as after any
-abort.
+A failure handler asks for it. The failed record has left half of its effects behind:
+rows, and results in the open transaction. So its stream thread does as after an error
+of the log: it aborts the interval, and all of its tasks are opened again from the last
+commit. The task of the failed record is opened only when the pause is over.
+Exactly-once holds as after any abort.
 
 Turned down: to wait on the stream thread (all of its tasks would stand still, and the
-transaction would run out).
+transaction would time out).
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A task that is not to be opened yet. Units: `until` as `Host.now`. Shape: `why`
-    in words, a failure.
+    """A task that may not be opened before a time.
+
+    Shape: `why` is the failure, in words. Units: `until` as `Host.now`.
     """
 
     task: TaskId
@@ -34,8 +34,9 @@ class Held:
 
 
 class TriedLaterError(LogError):
-    """A record is to be processed again after a pause. Its stream thread handles it as
-    a commit that failed.
+    """Raised where a record failed and is to be processed again after a pause.
+
+    Its stream thread handles it as a failed commit.
     """
 
     def __init__(
@@ -52,24 +53,26 @@ class TriedLaterError(LogError):
         self.pause_s = pause_s
 
     def held(self, now: float) -> Held:
-        """Return until when its task is not to be opened. `now`: as `Host.now`."""
+        """Return the pause of the task. `now`: as `Host.now`."""
         return Held(self.task, now + self.pause_s, str(self))
 
 
 class Attempts(Protocol):
-    """Counts the attempts at a record."""
+    """Counts how often in a row a record has failed."""
 
     def attempt(self, task: TaskId, failure: Failure) -> int:
-        """Return how many times in a row this record has failed."""
+        """Return how many times in a row the record of this failure has failed."""
         ...
 
     def note(self, task: TaskId, failure: Failure) -> None:
-        """Note that the record is processed again."""
+        """Count this failure of the record; the record is processed again."""
 
 
 class Tries:
-    """Counts failures of the record at which each task has stopped. Of one instance; a
-    thread notes its own tasks.
+    """The failed attempts at one record of each task: the record at which the task
+    paused last.
+
+    One object for each instance; a thread notes only its own tasks.
     """
 
     def __init__(self) -> None:
@@ -81,7 +84,7 @@ class Tries:
         return times + 1 if record == _record(failure) else 1
 
     def note(self, task: TaskId, failure: Failure) -> None:
-        """Note that the record is processed again."""
+        """Count this failure of the record; the record is processed again."""
         self._failed[task] = _record(failure), failure.attempt
 
 
