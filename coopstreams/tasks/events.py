@@ -20,15 +20,15 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The opener has resolved the positions and restored the state of a task."""
+    """Says that the opener has resolved the positions and restored the state of a task."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A stream thread has committed a task (or, unclean, discarded it) and does not
-    touch it again.
+    """Says that a stream thread has committed a task, or discarded it after an unclean
+    end, and does not touch it again.
     """
 
     task: Task
@@ -36,10 +36,10 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A stream thread could not commit; it has discarded these tasks, which must be
-    opened again from the log.
+    """Says that a stream thread could not commit and has discarded these tasks, which
+    must be opened again from the log.
 
-    `held`: one of them is to be opened later than the others.
+    `held`: the task that is to be opened later than the others; None: none.
     """
 
     tasks: tuple[Task, ...]
@@ -49,30 +49,31 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The opener has dropped a task that was revoked before it was open."""
+    """Says that the opener has dropped a task that was revoked before it was open."""
 
     id: TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A thread has failed: the instance stops with the error, or replaces the thread if
-    it was a stream thread.
+    """Says that a thread has failed. The instance stops with the error, or replaces the
+    thread if it was a stream thread.
     """
 
     error: BaseException
     where: str
     thread: int | None = None
-    """The number of the stream thread that has died, if one has; it touches nothing any
-    more.
+    """The number of the stream thread that has died and touches nothing any more; None:
+    it was another thread.
     """
     epoch: int | None = None
-    """The epoch of the membership under which its tasks were opened, if known."""
+    """The epoch of the membership under which the thread's tasks were opened, if known.
+    """
 
     @property
     def doubtful(self) -> bool:
-        """Whether a lost membership may explain it. Of a call that outlasts the
-        time-outs it is a consequence.
+        """Whether a lost membership may explain the error. It does not explain an
+        `OutlastingError`, which is what loses the membership.
         """
         return (self.thread is not None or self.where == "reader") and not isinstance(
             self.error,
@@ -83,8 +84,8 @@ class Failed:
     def raised(self) -> BaseException:
         """The error that the instance ends with.
 
-        `sys.exit()` in a function of the program is an error as well: the process would
-        end as if it had been asked to.
+        `sys.exit()` in a function of the program becomes an error: otherwise the
+        process would end as if it had been asked to.
         """
         if not isinstance(self.error, SystemExit):
             return self.error
@@ -97,40 +98,39 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadAdded:
-    """A stream thread with this number is to be started."""
+    """Asks to start a stream thread with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadRemoved:
-    """The stream thread with this number is to end, and its tasks are for others."""
+    """Asks the stream thread with this number to end. Its tasks go to other threads."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadEnded:
-    """A stream thread has closed its tasks and its producer, and ends."""
+    """Says that a stream thread has closed its tasks and its producer, and ends."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Other topics match a pattern: the application reads `resolved` from now on."""
+    """Says that other topics match a pattern: the application now reads `resolved`."""
 
     resolved: ResolvedTopology
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The cluster's policy allows this application something else than before.
+    """Says that the cluster's policy has changed for this application.
 
-    Shape: `announced`: other sub-topologies than before may be cut by key range, and
-    the group must hear of it.
-    `reopened`: sub-topologies whose tasks pass their records in another order from now
-    on.
+    Shape: `announced`: which sub-topologies may be divided by key range has changed,
+    and the group must be told. `reopened`: the sub-topologies whose tasks take their
+    records in another order from now on.
     """
 
     announced: bool
@@ -139,7 +139,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The instance shall end."""
+    """Asks the instance to end."""
 
 
 Event: TypeAlias = (

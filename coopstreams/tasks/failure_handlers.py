@@ -1,11 +1,14 @@
-"""Failure handlers: what happens to a record that fails. The configuration says `fail`,
-`continue` or `dead-letter`, or names a function that says so of each failure, or that
-the record is processed again later.
+"""Failure handlers: they decide what happens to a record that fails.
 
-Invariant: no failure is silent: it stops the instance, or it is counted and logged, or
+The configuration says `fail`, `continue` or `dead-letter`, or names a function that
+returns one of these for each failure, or a `Retry`: the record is processed again
+later.
+
+Invariant: no failure is silent. It stops the instance; or it is counted and logged; or
 it becomes a record in the dead-letter topic, written in the same transaction as the
-results around it, or its task is given up until it is processed again (`tries`). Of
-similar failures the first are logged one by one, the rest as a count (`repeats`).
+results around it; or its task is given up until the record is processed again
+(`tries`). Of similar failures the first are logged one by one, the rest as a count
+(`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -51,7 +54,7 @@ FATES: Mapping[Answer, str] = {
     "continue": "dropped",
     "dead-letter": "sent to the dead-letter topic",
 }
-"""The fate of a record, in words, by answer."""
+"""What happens to a failed record, in words, by answer."""
 _OURS = Path(__file__).parents[1]
 _ROOMS = {
     folder
@@ -72,13 +75,13 @@ installed packages.
 UNAVAILABLE_PAUSE_S = 1.0
 """How long a task pauses while the schema registry does not answer."""
 MOST_SAID = 8000
-"""Most characters of an error's text in a header: one that quotes a large value would
-make the record too large.
+"""The most characters of an error's text in a header. An error that quotes a large
+value would make the record too large.
 """
 
 
 def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
-    """Return all topics to which dead letters may go."""
+    """Return all topics to which dead letters may be written."""
     of_all = config["errors.dead.letter.queue.topic.name"]
     return tuple(
         dict.fromkeys(
@@ -89,9 +92,11 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
 
 @contextmanager
 def paused_without_registry(task: TaskId) -> Iterator[None]:
-    """Turn the error of a row whose schema the registry does not say now into the one
-    that pauses the task. For who can open it again: in a backfill and a test driver it
-    is an error.
+    """Raise `TriedLaterError` in place of an error that says that the schema registry
+    does not answer.
+
+    For owners that can open the task again later. For a backfill and a test driver it
+    stays an error.
 
     Raises:
         TriedLaterError: the schema registry does not answer.
@@ -112,17 +117,16 @@ def may_drop(
     config: Config,
     phases: Iterable[Phase] = ("deserialization", "processing"),
 ) -> bool:
-    """Return whether a handler may drop a record that fails: it cannot be read, or a
-    function raises at it.
-    """
+    """Return whether a handler of these phases may drop a failed record."""
     return any(config[f"{phase}.exception.handler"] != "fail" for phase in phases)
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
     """Return a sentence that names task, node, topic, partition and offset of a
-    failure. No task: a global table.
+    failure.
 
-    What was held back is named by its own key.
+    `task` None: a global table failed. A held-back result has no offset; its own key is
+    named.
     """
     where = f'"{failure.source.topic}" partition {failure.source.partition}'
     what = f"what was held back with key {failure.key!r}, behind {where},"
@@ -143,29 +147,29 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's code in a traceback, for the end of a
-    message; empty without one.
+    """Return the innermost line of the user's code in an error's traceback, to end a
+    message; empty if there is none.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost(frames)
 
 
 def place_in(thread: int) -> str:
-    """Return the innermost line of the user's code that a thread of this id runs now,
-    likewise.
+    """Return the innermost line of the user's code that the thread with this id runs
+    now, to end a message; empty if there is none.
     """
     frame = sys._current_frames().get(thread)
     return _innermost(traceback.extract_stack(frame))
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file of code belongs to coopstreams."""
+    """Return whether a source file belongs to coopstreams."""
     return file.startswith(_OUR_FOLDERS)
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of code is neither of coopstreams nor of Python nor of an
-    installed package.
+    """Return whether a source file is the user's: not of coopstreams, of Python or of
+    an installed package.
     """
     return not file.startswith(("<", *_LIBRARIES))
 
@@ -180,7 +184,7 @@ def _innermost(frames: traceback.StackSummary) -> str:
 
 
 def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
-    """Return the record's headers plus those that describe the failure.
+    """Return the headers of the failed record plus those that describe the failure.
 
     Source: KIP-1034 `__streams.errors.*`.
     """
@@ -211,31 +215,34 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class FailureHandler:
-    """The configured failure handler of a task's program, or, without a task, of a
-    global table.
+    """The configured failure handler of a task's program, or of a global table if
+    `task` is None.
 
     Raises (a call):
         ProcessingError: the handler of the phase says `fail`.
-        TriedLaterError: it says `Retry`, or the schema registry does not answer.
-        LogError: retryable: the registry does not answer, and nothing can be processed
-        again later.
+        TriedLaterError: the handler says `Retry`, or the schema registry does not
+        answer.
+        LogError: retryable: the schema registry does not answer, and the owner cannot
+        process the record again later.
     """
 
     task: TaskId | None
     config: Config
     count: Count
     dead_letter: Callable[[Failure, Headers, str], None]
-    """Writes a record with these headers to a topic."""
+    """Writes the failed record with these headers to a topic."""
     sayings: Sayings
     fates: Mapping[Answer, str] = field(default_factory=lambda: FATES)
-    """What becomes of the record, in words."""
+    """What becomes of the record, in words, by answer."""
     tries: Attempts | None = None
-    """Those of the instance; None: nothing can be processed again later here."""
+    """The attempts at records in this instance; None: the owner cannot process a record
+    again later.
+    """
     topics: Mapping[str, str] = field(default_factory=dict)
-    """The dead-letter topics of nodes with their own."""
+    """The dead-letter topic of each node that has its own."""
 
     def __call__(self, failure: Failure) -> None:
-        """Leave out the record of a failure, or raise."""
+        """Count, log and leave out the failed record, or raise."""
         message = describe_failure(self.task, failure)
         if self.task is not None and self.tries is not None:
             attempt = self.tries.attempt(self.task, failure)
@@ -263,7 +270,9 @@ class FailureHandler:
             self.dead_letter(failure, headers, topic)
 
     def _wait_for_registry(self, failure: Failure, message: str) -> NoReturn:
-        """Pause the task, and ask no handler: the record may be good."""
+        """Raise the error that pauses the task. No handler is asked: the record may be
+        good.
+        """
         if self.task is None or self.tries is None:
             raise LogError(message, retryable=True) from failure.error
         raise TriedLaterError(message, self.task, UNAVAILABLE_PAUSE_S)
@@ -274,7 +283,9 @@ class FailureHandler:
         failure: Failure,
         message: str,
     ) -> None:
-        """Pause the task, and process the record again, unless it was often enough."""
+        """Raise the error that pauses the task; return if the record has failed too
+        often for `retry`.
+        """
         if self.task is None or self.tries is None:
             raise ProcessingError(
                 f"{message}. The handler answered {retry}, but only a task of a running application processes a "
@@ -295,7 +306,8 @@ class FailureHandler:
         """Return the answer of the phase's handler.
 
         Raises:
-            ProcessingError: it is a function that raises, or answers something else.
+            ProcessingError: the handler is a function that raises, or that returns
+            anything else.
         """
         handler = self.config[f"{failure.phase}.exception.handler"]
         if not callable(handler):
@@ -323,6 +335,6 @@ class FailureHandler:
 
 
 def _shortened(text: str) -> str:
-    """Return the beginning and the end of a long text: of a stack trace, both matter."""
+    """Return the beginning and the end of a long text. Of a stack trace, both matter."""
     half = MOST_SAID // 2
     return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"

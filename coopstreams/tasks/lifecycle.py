@@ -139,8 +139,7 @@ class Lifecycle:
         self._on_error = on_error
 
     def to(self, state: StreamsState) -> None:
-        """Change to this state; call the listener if it differs from the present one.
-        """
+        """Change to this state; call the listener if it differs from the present one."""
         if state is not self.state:
             before = self.state
             self.state = state

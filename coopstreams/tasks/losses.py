@@ -1,13 +1,13 @@
-"""Which sub-topologies leave out more than a few percent of their records: a warning,
-and a reason of health.
+"""Finds the sub-topologies that leave out more than a few percent of their records: a
+warning, and a reason of health.
 
-A drop is counted, and one or two of a million are nobody's concern. Where windows drop
-a third of a backlog as late, the results are wrong, and a count in the status is easily
-overlooked.
+One or two dropped records of a million need no attention; drops are counted anyway. But
+if windows drop a third of a backlog as late, the results are wrong, and a count in the
+status is easily overlooked.
 
 Invariant: the share is that of the last `WINDOW_S` in which the sub-topology had
 records, so a fault that is mended is forgotten after that time. Turned down: the share
-since the start (a process that runs for months would never say it).
+since the start (a process that runs for months would never report a loss).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 Site = tuple[int, str, str]
-"""Sub-topology, node and reason."""
+"""A place where records are dropped: sub-topology, node and reason."""
 
 WINDOW_S = 600.0
-"""How long records count."""
+"""How long records count. Units: seconds."""
 SLICE_S = 10.0
-"""How exactly that is known."""
+"""The grain of that time: counts are kept in slices of this length."""
 LEAST_SHARE = 0.03
-"""The share of a sub-topology's records from which on it is said."""
+"""The share of a sub-topology's records from which on a loss is reported."""
 LEAST_RECORDS = 100
-"""Fewer records than these are not said: of ten records, one is a tenth."""
+"""The least number of dropped records that is reported: of ten records, one is a tenth.
+"""
 AGAIN_S = 600.0
 """How often a warning is repeated while it holds."""
 
@@ -44,13 +45,14 @@ CURES: Mapping[str, str] = {
     "processing": "the log, or the dead-letter topic, has their errors",
     "production": "the log, or the dead-letter topic, has their errors",
 }
-"""What to do, by reason. Other drops (`not-the-latest`, `stale-answer`) lose nothing.
+"""What to do about a loss, by reason. Drops for other reasons (`not-the-latest`,
+`stale-answer`) lose nothing.
 """
 
 
 @dataclass(slots=True)
 class _Slice:
-    """What was processed and dropped since a time, until the next slice began."""
+    """The counts of processed and dropped records of one time slice."""
 
     since: float
     processed: Counter[int] = field(default_factory=Counter)
@@ -58,17 +60,18 @@ class _Slice:
 
 
 class Losses:
-    """The records of a process that were left out lately. Called with a lock of its
-    owner's held, but for `known`.
+    """The records of a process that were left out lately.
+
+    The owner calls it with its lock held; `known` may be read without.
     """
 
     def __init__(self, stores: Mapping[str, str]) -> None:
-        """`stores`: the store of a node, by its name."""
+        """`stores`: the name of each node's store."""
         self._stores = stores
         self._slices: deque[_Slice] = deque()
         self._said_at: dict[Site, float] = {}
         self.known: tuple[str, ...] = ()
-        """The losses, in words, as of the last `look`: replaced as a whole."""
+        """The losses, in words, as of the last `look`. Replaced as a whole."""
 
     def add(
         self,
@@ -77,8 +80,8 @@ class Losses:
         dropped: Mapping[tuple[str, str], int],
         now: float,
     ) -> None:
-        """Count records of a sub-topology that were processed, and those of them that
-        were dropped, by node and reason.
+        """Count processed records of a sub-topology, and the dropped ones among them by
+        node and reason.
         """
         if not processed and not dropped:
             return
@@ -91,7 +94,7 @@ class Losses:
                 latest.dropped[subtopology, node, reason] += count
 
     def look(self, now: float) -> list[str]:
-        """Find what is lost; return what is to be logged."""
+        """Compute `known`; return the losses that are to be logged now, in words."""
         while self._slices and now - self._slices[0].since > WINDOW_S:
             self._slices.popleft()
         found = dict(self._found())

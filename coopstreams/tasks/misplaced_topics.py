@@ -1,13 +1,13 @@
-"""Finds topics whose records are not in the partitions that Java's partitioner picks
+"""Finds topics with records that are not in the partition that Java's partitioner picks
 for their keys.
 
-A query computes the partition of a key with murmur2, and asks its owner. If a producer
-chose another one, the owner has no such key, and a join with a topic of another
-producer finds no partners.
+A query computes the partition of a key with murmur2, and asks the owner of that
+partition. If a producer chose another partition, that owner does not have the key, and
+a join with a topic of another producer finds no partners.
 
-Invariant: a topic in which one such record was found is reported once an instance, and
-not looked at again. Turned down: looking at every record. murmur2 in Python takes as
-long as the native processing of a record.
+Invariant: once a misplaced record is found in a topic, the instance reports the topic
+and stops looking at it. Turned down: looking at every record. murmur2 in Python takes
+as long as the native processing of a record.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from coopstreams.topology.keys import partition_of
 log = logging.getLogger(__name__)
 
 FIRST = 64
-"""How many records of a topic a task looks at before it looks at the first of each
-batch only.
+"""How many records of a topic a task checks before it checks only the first of each
+batch.
 """
 
 
 class Misplaced:
-    """The topics of an instance in which a record is in another partition, each with a
-    message. Thread-safe: `topics` is replaced as a whole, under a lock.
+    """The topics of an instance in which a record is in the wrong partition, each with
+    a message.
+
+    Thread-safe: `topics` is replaced as a whole, under a lock.
     """
 
     def __init__(self) -> None:
@@ -43,8 +45,9 @@ class Misplaced:
         belongs: int,
         partitions: int,
     ) -> None:
-        """Report a topic, if it is the first time. `belongs`: the partition that
-        murmur2 gives the key of a record.
+        """Log a warning about a topic, once.
+
+        `belongs`: the partition that murmur2 gives the key of a record.
         """
         with self._lock:
             if source.topic in self.topics:
@@ -61,7 +64,9 @@ class Misplaced:
 
 
 class Placing:
-    """Looks at the keys that one task is handed. For its stream thread."""
+    """Checks the partitions of the keys that one task is handed. Used by its stream
+    thread.
+    """
 
     def __init__(
         self,
@@ -69,8 +74,10 @@ class Placing:
         partitions: Mapping[str, int],
         misplaced: Misplaced,
     ) -> None:
-        """`partitions`: the partition count of each topic. Without stores there is
-        nothing to query or to join.
+        """`partitions`: the partition count of each topic.
+
+        A sub-topology without stores is not checked: there is nothing to query or to
+        join.
         """
         topics = {
             topic
@@ -83,7 +90,7 @@ class Placing:
         self._misplaced = misplaced
 
     def look(self, source: TopicPartition, keys: Sequence[bytes | None]) -> None:
-        """Look at the first keys of a batch."""
+        """Check the first keys of a batch; report the topic if one is misplaced."""
         left = self._left.get(source.topic)
         if left is None:
             return

@@ -59,8 +59,7 @@ class Outlasting:
 
     @staticmethod
     def of(config: Config) -> Outlasting:
-        """Return an empty record of slow calls with the limits of this configuration.
-        """
+        """Return an empty record of slow calls with the limits of this configuration."""
         names = (
             ("transaction.timeout.ms", "max.poll.interval.ms")
             if config.exactly_once

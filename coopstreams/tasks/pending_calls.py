@@ -314,8 +314,7 @@ class Turns:
         return None
 
     def ended(self, call: NodeCall) -> NodeCall | None:
-        """Note that a call has ended; return the next call of the same record, if any.
-        """
+        """Note that a call has ended; return the next call of the same record, if any."""
         assert call.key is not None
         turns = self._of_keys[call.key]
         turn = turns[0]

@@ -1,29 +1,29 @@
-"""The order in which a task takes records of several source partitions: that of their
+"""The order in which a task takes records of several source partitions: by their
 timestamps, as they come.
 
 A join needs the table's records before later records of the stream. Each source
-partition has a queue; the one with the earliest *head time* goes next. The head time is
-the timestamp of the record in front; but if that record, or one of another key range
-before it, has advanced the partition's stream time, it is that time. A task of a whole
-partition takes records as a task of Kafka Streams does, which compares the timestamps
-of the records in front.
+partition has a queue; the queue with the earliest *head time* goes next. The head time
+is the timestamp of the record in front. But if that record, or a record of another key
+range before it, has advanced the partition's stream time, the head time is that stream
+time. A task of a whole partition takes records as a task of Kafka Streams does, which
+compares the timestamps of the records in front.
 
     range 1      2   3               8           the head times of range 2 are 9 (8 was passed), 4, 10:
     range 2              9   4           10      9 waits until the other sources are there, and 4 comes with it
 
-While each source has records that wait, this is the order of stream time, which is the
-same for all key ranges: so the result does not depend on their number. After a source
-was read to its end, its next records are compared by their own timestamps again: one
-that is far ahead of time holds up nothing once it was taken.
+While each source has records that wait, this is the order of stream time. It is the
+same for all key ranges, so the result does not depend on their number. After a source
+was read to its end, its next records are compared by their own timestamps again: a
+record that is far ahead of time holds up nothing once it was taken.
 
 Invariant: while a source's queue is empty, no record of the others passes. The wait
 ends when the source was read to its end (the broker has no more records) and the time
 for its producers (`max.task.idle.ms`) is over. While the reader holds the source,
-because a sibling has too many of its records, those of the others pass up to the stream
-time that it has reached: the sibling may wait for them. The stream times that siblings'
-records have reached wait their turn as well, behind a batch's own records. Applied at
-once, the time that one fetch brought would close windows, and expire join buffers,
-before records of the other sources that wait here.
+because a sibling has too many of its records, records of the other sources pass up to
+the stream time that the held source has reached: the sibling may wait for them. A
+stream time that siblings' records have reached is applied only behind the batch's own
+records. Applied at once, it would close windows, and expire join buffers, before
+records of the other sources that wait here.
 Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has,
 more for producers as well, -1 for nothing); Kafka Streams `PartitionGroup`. Turned
 down: stream time alone (after one record far ahead, a partition's records wait for that
@@ -43,30 +43,30 @@ from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
 STEP_S = 0.05
-"""How long a step works before its thread checks the clock: far below a commit
-interval, far above the check's cost.
+"""How long a step works before its thread checks the clock. It is far below a commit
+interval, and far above the cost of the check.
 """
 MOST_AT_ONCE = 2000
 """The most records of a step: few enough that their outputs are still in the
 processor's cache when they are written.
 
-Without such a bound, a record of the stateless benchmark cost a seventh more than with
-1000 (measured).
+Without this limit, a record of the stateless benchmark cost a seventh more than with a
+limit of 1000 (measured).
 """
 FIRST_STEP = 1
-"""Records of the first step, before the functions' speed is known; doubled while a step
-fits into the time.
+"""The records of the first step, before the functions' speed is known. The number is
+doubled while a step fits into its time.
 """
 _AWAITED = -(1 << 63)
 """The head time of an empty source whose next record is waited for, whatever its
-timestamp.
+timestamp will be.
 """
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Records that wait; the position, stream time and operator times that hold once
-    they are processed.
+    """A batch of queued records, with the position, stream time and operator times that
+    hold once the batch is processed.
     """
 
     columns: Columns
@@ -74,17 +74,17 @@ class _Batch:
     stream_time: int
     operator_times: Sequence[int]
     left: int
-    """How many of the records wait."""
+    """The number of records not yet yielded."""
     begun: int = 0
-    """How many were yielded. The rest is not copied for each step: there are many in a
-    batch.
+    """The number of records already yielded. The rest is not copied for each step: a
+    batch has many.
     """
     head_times: Sequence[int] | None = None
-    """Those of the records behind the first one, once they were asked for."""
+    """The head times of the records behind the first; None: not computed yet."""
 
     def first_time(self, reached: int) -> int:
-        """Return the head time, where the source has reached this stream time; without
-        records, that of the batch.
+        """Return the head time of the batch in a source of stream time `reached`;
+        without records, the stream time of the batch.
         """
         if not self.left:
             return self.stream_time if self.stream_time > reached else NO_STREAM_TIME
@@ -92,8 +92,8 @@ class _Batch:
         return now if now > reached else self.columns.timestamps[self.begun]
 
     def count_before(self, time: int, most: int) -> int:
-        """Return how many records come before this head time of another source, with
-        the first, which does.
+        """Return how many records have a head time before `time`, that of another
+        source. The first record is always counted.
         """
         if self.head_times is None:
             self.head_times = _head_times(self.columns)
@@ -108,7 +108,7 @@ class _Batch:
         )
 
     def take(self, count: int) -> Columns:
-        """Return the next records."""
+        """Return the next `count` records, and count them as yielded."""
         begun = self.begun
         self.begun = self.begun + count
         self.left -= count
@@ -122,7 +122,7 @@ class _Batch:
 @dataclass(slots=True)
 class _Source:
     received: int
-    """Next offset to take in; records below it were taken in before the reader went
+    """The next offset to take in. Records below it were taken in before the reader went
     back for a sibling.
     """
     stream_time: int
@@ -131,20 +131,20 @@ class _Source:
     records: int = 0
     waited_for_until: float | None = None
     """The end of the wait for the source's producers, while the queue is empty and the
-    source read to its end (s).
+    source was read to its end. Units: seconds.
     """
     held: bool = False
-    """Whether the reader holds the source."""
+    """Whether the reader holds the source: it does not read the partition."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Records to process now, and the position and stream time of the source once they
-    are done.
+    """Records to process now, with the position and stream time of the source once they
+    are processed.
 
     Invariant: the stream time is that of all records below the position. Records of
-    siblings may lie between two of this task: a position behind them would skip their
-    time, if another owner goes on there.
+    siblings may lie between two records of this task; a position behind those records
+    would skip their time, if another owner goes on there.
     """
 
     source: TopicPartition
@@ -154,15 +154,15 @@ class Step:
     operator_times: Sequence[int] = ()
 
     def singles(self) -> Iterator[Step]:
-        """Yield the step record by record."""
+        """Yield the step as steps of one record each."""
         last = len(self.columns) - 1
         for i in range(last):
             yield self.part(i, i + 1)
         yield self.part(max(last, 0), last + 1)
 
     def part(self, start: int, stop: int) -> Step:
-        """Return the records start..stop; stream time and operator times of siblings
-        come with the last.
+        """Return the records [start, stop) as a step. Stream time and operator times of
+        siblings' records come with the last part.
         """
         columns = self.columns
         if stop == len(columns):
@@ -183,8 +183,8 @@ class Step:
 class SourceQueues:
     """The queues of one task.
 
-    Shape: sources in the order of the topology, tables first where the topology has
-    them first: it breaks ties.
+    Shape: sources are in the order of the topology, tables first where the topology has
+    them first. This order breaks ties.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class SourceQueues:
         self._in_order = list(self._sources.items())
 
     def received(self, source: TopicPartition) -> int:
-        """Return the next offset that this task needs of a source."""
+        """Return the next offset of a source that was not taken in."""
         return self._sources[source].received
 
     def waiting(self, source: TopicPartition) -> int:
@@ -211,14 +211,14 @@ class SourceQueues:
         return self._sources[source].records
 
     def hold(self, source: TopicPartition, held: bool) -> None:
-        """Note that the reader holds a source, or has released it: one flag, which the control
-        thread sets.
+        """Note whether the reader holds a source. Called by the control thread: it sets
+        one flag.
         """
         self._sources[source].held = held
 
     def add(self, batch: RecordBatch) -> None:
-        """Take in a batch of the reader, less the records taken in before the reader
-        went back.
+        """Queue a batch of the reader, without records that were taken in before the
+        reader went back.
 
         An empty batch that reports the end of the log again is kept: operators that
         wait for stream time may be due by now although it has not advanced.
@@ -264,7 +264,7 @@ class SourceQueues:
         """Note that the source was read and processed up to this position, its end,
         without the queue.
 
-        No record may wait in it.
+        No record may be queued.
         """
         source = self._sources[partition]
         assert not source.records
@@ -277,14 +277,14 @@ class SourceQueues:
         """Yield the steps that may be processed now, in order, of at most `most`
         records each.
 
-        Records that must wait for another source stay. Units: `now` in seconds of a
-        monotonic clock.
+        Records that must wait for another source stay queued. Units: `now` in seconds
+        of a monotonic clock.
         """
         while (step := self.next(most, now)) is not None:
             yield step
 
     def next(self, most: int, now: float) -> Step | None:
-        """Return the first of `steps`, None if there is none."""
+        """Return the first step that `steps` would yield; None if there is none."""
         if len(self._in_order) > 1:
             return self._next(most, now)
         name, source = self._in_order[0]
@@ -293,8 +293,8 @@ class SourceQueues:
         )
 
     def _next(self, most: int, now: float) -> Step | None:
-        """Return the next step of the source with the earliest head, up to the head of
-        the next source.
+        """Return a step of the source with the earliest head time, up to the head time
+        of the next source.
         """
         self.waits_until = None
         first: int | None = None
@@ -326,8 +326,8 @@ class SourceQueues:
         return self._take(name, chosen, limit, most, ties=best < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
-        """Return the head time of a source, or up to which time others pass while it is
-        waited for; None: neither.
+        """Return the head time of a source. For an empty source, return the time up to
+        which other sources may pass; None: it is not waited for.
         """
         waiting = source.waiting
         while waiting:
@@ -379,8 +379,8 @@ class SourceQueues:
 
 
 def _head_times(columns: Columns) -> Sequence[int]:
-    """Return the head times of records, but for the first one: it depends on what came
-    before.
+    """Return the head times of records. That of the first is not valid: it depends on
+    the records before.
     """
     times = columns.timestamps
     reached = columns.stream_times
@@ -394,7 +394,7 @@ def _head_times(columns: Columns) -> Sequence[int]:
 
 
 class Pace:
-    """How many records the next step takes: as many as fit into the time, no more than
+    """The size of the next step: as many records as fit into a time, and no more than
     `MOST_AT_ONCE`.
     """
 

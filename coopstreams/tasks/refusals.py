@@ -2,13 +2,13 @@
 
 Kafka refuses whole batches, and its client reports the same error for each record: it
 names neither the bad record nor its source record. So after a refusal the interval is
-aborted, and for a while tasks step record by record, and each output is checked against
-the settings of its topic before it is written. One that does not fit is a failure of
-the source record at hand, for `production.exception.handler`. From then on, a topic
-that takes smaller batches than the client makes gets batches that fit.
+aborted. For a while tasks step record by record, and each output is checked against the
+settings of its topic before it is written. An output that the settings forbid is a
+failure of the source record just processed, for `production.exception.handler`. A topic
+that takes smaller batches than the client makes gets batches that fit, from then on.
 
 Invariant: a record that the topic's settings allow is never left out. A refusal that
-they do not explain ends the thread, with Kafka's error. Turned down: a delivery
+the settings do not explain ends the thread, with Kafka's error. Turned down: a delivery
 callback for each record (half a microsecond for all, and it names the whole batch);
 checking records always (a twentieth of a microsecond for all, for something that is
 rare); remembering refused records by their content (the batch again).
@@ -34,32 +34,35 @@ from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import DeliveryError
 
 CAREFUL_S = 60.0
-"""How long outputs are checked one by one after the last refusal."""
+"""How long after the last refusal outputs are checked one by one."""
 BATCH_BYTES = 61
-"""Bytes of a batch before its records."""
+"""The bytes of a batch before its records."""
 CLIENT_BYTES = 36
-"""Bytes that librdkafka adds to key, value and headers when it checks the size of a
+"""The bytes that librdkafka adds to key, value and headers when it checks the size of a
 record.
 """
 SHOWN = 60
-"""Most characters of a key in a message."""
+"""The most characters of a key in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """The limits that a topic's settings set. None: no limit."""
+    """The limits of a topic's settings for records. None: no limit."""
 
     batch_bytes: int | None = None
     most_bytes: int | None = None
-    """Limit of a batch of one record; None also where compression hides its size."""
+    """The limit of a batch with one record; None as well if compression makes its size
+    unknown.
+    """
     after_ms: int | None = None
     before_ms: int | None = None
     compacted: bool = False
 
     @staticmethod
     def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
-        """Return the limits in a topic's configuration. `compressed`: then the final
-        size of a record is unknown.
+        """Return the limits in a topic's configuration.
+
+        `compressed`: batches are compressed, so the final size of a record is unknown.
         """
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
@@ -110,8 +113,8 @@ class TopicLimits:
 
 
 class Refusals:
-    """Whether outputs are checked, and the check. Shared by the stream threads of an
-    instance.
+    """Decides whether outputs are checked, and checks them. Shared by the stream
+    threads of an instance.
     """
 
     def __init__(
@@ -143,20 +146,18 @@ class Refusals:
             int(settings.get("batch.size", 1_000_000)),
         )
         self.narrow: dict[str, int] = {}
-        """The batch limits of topics that have refused a record and take smaller
-        batches than the client makes.
-
-        Units: bytes.
+        """The batch limit of each topic that has refused a record and takes smaller
+        batches than the client makes. Units: bytes.
         """
 
     @property
     def expected(self) -> bool:
-        """Whether a broker has refused a record lately."""
+        """Whether a broker has refused a record within the last `CAREFUL_S`."""
         return self._host.now() < self._until
 
     def expect(self) -> None:
-        """Check each output for `CAREFUL_S`, because a broker has refused a record;
-        fetch the limits again.
+        """Have outputs checked for `CAREFUL_S`, because a broker has refused a record,
+        and drop the limits fetched earlier.
         """
         self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
@@ -173,8 +174,8 @@ class Refusals:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Append records; if a topic takes smaller batches than the client makes, in
-        groups that fit into one batch.
+        """Append records to a topic. If it takes smaller batches than the client makes,
+        append them in groups that fit into a batch.
         """
         most_bytes = self.narrow.get(topic)
         if most_bytes is None:
@@ -217,8 +218,8 @@ class Refusals:
         headers: Headers | None,
         timestamp: int,
     ) -> str | None:
-        """Return why a topic refuses a record, with all settings that do; None: no
-        reason is known.
+        """Return why a topic refuses a record, with all settings that forbid it; None:
+        no reason is known.
 
         Raises:
             LogError: the topic's settings cannot be fetched.
@@ -253,8 +254,8 @@ class Refusals:
         output: Output,
         on_refused: Callable[[bytes | None, int, DeliveryError], None],
     ) -> None:
-        """Remove the records that the topic would refuse from an output; report each by
-        key and timestamp.
+        """Remove the records that the topic would refuse from an output. Call
+        `on_refused` for each of them.
 
         Raises:
             LogError: the topic's settings cannot be fetched.
@@ -276,8 +277,8 @@ class Refusals:
 
 
 def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
-    """Yield consecutive slices that cover all records, each within these bytes unless
-    it is one record.
+    """Yield consecutive slices that cover all records. Each has at most `most_bytes`,
+    or is a single record.
     """
     begin = together = 0
     for at, size in enumerate(sizes):
@@ -294,7 +295,7 @@ def batch_bytes(
     value: bytes | None,
     headers: Headers | None,
 ) -> int:
-    """Return the size of an uncompressed batch that has only this record."""
+    """Return the size of an uncompressed batch of this one record."""
     body = 3 + _field(key) + _field(value) + _varint(len(headers or ()))
     for name, content in headers or ():
         body += _field(name.encode()) + _field(content)

@@ -71,8 +71,7 @@ class ResolvedTopology:
         )
 
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
-        """Return the sub-topologies whose source topics differ from those in `before`.
-        """
+        """Return the sub-topologies whose source topics differ from those in `before`."""
         return frozenset(
             n
             for n, program in self.programs.items()

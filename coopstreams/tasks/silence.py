@@ -1,10 +1,10 @@
-"""When the stream time of a silent partition advances, and how far (`idle_advance`).
-Pure: batches and a clock in.
+"""Decides when the stream time of a silent partition advances, and how far
+(`idle_advance`). Pure: batches and a clock in.
 
 A partition is silent from the moment at which its reader has come to its end, until the
-next record of any key range. After each `idle_advance` of silence, stream time is due
-to become that of the last record plus the length of the silence. So its lag behind the
-wall clock stays the same.
+next record of any key range. After each `idle_advance` of silence, stream time becomes
+that of the last record plus the length of the silence. So its lag behind the wall clock
+stays the same.
 
 Invariant: time marks do not end a silence; without a record there is no stream time to
 advance. Turned down: the wall clock itself as stream time (a topic that is read with an
@@ -26,14 +26,14 @@ class Silence:
 
     idle_ms: int
     since: float | None = None
-    """When the silence began; None: records come, or the reader has not yet delivered
-    some.
+    """When the silence began; None: records come, or the reader has not reached the
+    end.
     """
     _stream_time: int = -1
     _due: float = 0.0
 
     def heard(self, batch: RecordBatch, now: float) -> None:
-        """Note the result of a fetch: one batch of the partition, of any key range."""
+        """Take in the result of a fetch: one batch of the partition, of any key range."""
         if batch.busy:
             self.since = None
         if self.since is None and batch.at_end and batch.stream_time >= 0:
@@ -42,18 +42,18 @@ class Silence:
             self._due = now + self.idle_ms / 1000
 
     def broken(self) -> None:
-        """Forget the silence: the reader has moved to another offset."""
+        """End the silence, because the reader has moved to another offset."""
         self.since = None
 
     def due_in(self, now: float) -> float | None:
-        """Return how long it is until stream time is due to advance; None: records come
-        first.
+        """Return the seconds until stream time is due to advance; None: the partition
+        is not silent.
         """
         return None if self.since is None else max(0.0, self._due - now)
 
     def advance(self, now: float) -> int | None:
-        """Return the stream time that is due, once for each `idle_advance`; None: none
-        is. Units: milliseconds.
+        """Return the stream time that is due, once for each `idle_advance`; None: it is
+        not due. Units: milliseconds.
         """
         if self.since is None or now < self._due:
             return None

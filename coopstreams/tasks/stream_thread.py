@@ -1,14 +1,14 @@
-"""A stream thread: runs the tasks it was given, writes their outputs, commits them
+"""A stream thread: it processes its tasks, writes their outputs, and commits them
 together.
 
-Invariant: its inbox is bounded: the dispatcher bounds the records; of batches without
+Invariant: its inbox is bounded. The dispatcher bounds the records; of batches without
 records only the last of each partition is kept.
-Invariant: its tasks take turns: one whose records outlast a step goes on behind the
+Invariant: its tasks take turns. A task whose records outlast a step goes on behind the
 messages that came meanwhile.
 Invariant: only this thread touches a task's state, program and progress, from `open` to
 `Closed` or `Aborted`.
-Invariant: nothing of an interval counts unless its commit did. After any doubt about
-the outcome the tasks are discarded and opened again from the log, which has the
+Invariant: no work of an interval counts unless its commit succeeded. After any doubt
+about the outcome the tasks are discarded and opened again from the log, which has the
 outcome. An error that repetition cannot cure (a record that every broker refuses) ends
 the instance instead.
 """
@@ -65,28 +65,30 @@ log = logging.getLogger(__name__)
 ALIVE_S = 1.0
 """How often a resting thread updates `moved_at`."""
 PUBLISHED_S = 0.1
-"""How often a thread publishes the figures of its tasks, at most ..."""
+"""The shortest time between two publications of the tasks' figures."""
 PUBLISHING_PART = 0.05
-"""... and which part of its time it spends on that, at most: it may have a thousand."""
+"""The largest share of its time that a thread spends on publishing figures: it may have
+a thousand tasks.
+"""
 IDLE_S = 1.0
-"""How often an idle thread updates `moved_at`, at least."""
+"""The longest time for which an idle thread does not update `moved_at`."""
 FLUSH = (
     "the flush of record caches, which runs the functions below them (record by record with "
     "statestore.cache.max.bytes=0),"
 )
-"""The flush before a commit, in words."""
+"""The flush before a commit, in words, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that this thread has from now on."""
+    """The message that gives the thread a task."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of a task."""
+    """The message that gives a task records."""
 
     task: Task
     batch: RecordBatch
@@ -94,11 +96,10 @@ class Records:
 
 @dataclass(slots=True, eq=False)
 class Moved:
-    """A batch without records: the partition of a task has moved on.
+    """A batch without records: it moves a task's partition to a later position or time.
 
-    While the message waits, a later batch of the partition takes the place of this one:
-    a thread that is busy for long has one message for each partition, not one for each
-    fetch.
+    While the message waits, a later batch of the partition takes the place of this one.
+    So a busy thread has one message for each partition, not one for each fetch.
     """
 
     task: Task
@@ -107,7 +108,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class TimeMark:
-    """The stream time to append to a silent source of a task."""
+    """The message to append a time mark with this stream time to a silent source of a
+    task.
+    """
 
     task: Task
     source: TopicPartition
@@ -116,8 +119,10 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """The times that a task promises to the readers of timed topics, by topic: its
-    sources are silent, and were read up to these ends.
+    """The message that a task promises these times to the readers of timed topics, by
+    topic, because its sources are silent.
+
+    `ends`: the offsets up to which the sources were read.
     """
 
     task: Task
@@ -127,21 +132,23 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class CallsEnded:
-    """Calls of asynchronous operators have ended, for which a task waits."""
+    """The message that calls of a task's asynchronous operators have ended."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The turn of a task that has more records than it could process in the last one."""
+    """The message that a task goes on, which had more records than fitted into its last
+    step.
+    """
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Tasks to close; `clean`: what they have done is committed before."""
+    """The message to close tasks. `clean`: commit what they have done first."""
 
     tasks: tuple[Task, ...]
     clean: bool
@@ -149,20 +156,21 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The pause is over."""
+    """The message that ends a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDue:
-    """Siblings may have committed, so that an idle thread has something to commit, too.
+    """The message that wakes an idle thread, because siblings may have committed and it
+    may have to commit too.
 
-    The message only ends the wait: the loop commits if it is time to.
+    It only ends the wait: the loop commits if a commit is due.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The thread is to commit and end."""
+    """The message to commit and end the thread."""
 
 
 Message: TypeAlias = (
@@ -181,7 +189,7 @@ Message: TypeAlias = (
 
 
 class StreamThread:
-    """One thread of an instance. Methods are called by the control thread and return at
+    """One thread of an instance. The control thread calls its methods, which return at
     once.
     """
 
@@ -196,39 +204,45 @@ class StreamThread:
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
-        """`rests_s`: how long it waits before the first message, unless tasks are
-        closed or the thread is stopped.
+        """`rests_s`: how long the thread waits before its first message, unless tasks
+        are closed or it is stopped.
         """
         self.number = number
         self._host = host
         self.backlog = 0
-        """Records delivered and not yet processed: the dispatcher bounds it."""
+        """The number of records delivered and not yet processed. The dispatcher bounds
+        it.
+        """
         self.moved_at = host.now()
-        """The last time at which this thread showed that it is alive."""
+        """The last time at which this thread showed that it is alive. Units:
+        `Host.now`.
+        """
         self.ident: int | None = None
-        """The id of the thread of Python that runs this one; None: it has not started."""
+        """The id of the Python thread that runs this one; None: it has not started."""
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
         self._inbox: Inbox[Message] = host.inbox()
         self._moved: dict[Task, dict[TopicPartition, Moved]] = {}
-        """The messages without records that wait behind the records of each task."""
+        """For each task, the `Moved` messages in the inbox that lie behind all of its
+        records.
+        """
         self._have([])
         self._in_turn: dict[Task, int] = {}
         """The tasks that wait for their next turn, with the number of their records
         that count as backlog.
         """
         self._stepped: dict[Task, None] = {}
-        """The tasks whose buffers may have grown since they were last asked whether
-        they are full.
+        """The tasks that have processed records since the last check whether their
+        write buffers are full.
         """
         self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
         self._due = 0.0
         """The time (`Host.now`) of the next commit."""
         self._idle = False
-        """Whether the last commit that was due had nothing to commit, and nothing has
-        come since.
+        """Whether the last due commit had nothing to commit, and no message has come
+        since.
         """
         self._in_vain = InVain()
         self._outlasting = outlasting
@@ -239,15 +253,15 @@ class StreamThread:
         self._epoch: int | None = None
         """The epoch of the task that was opened last."""
         self._publish_at = 0.0
-        """The time from which on it publishes the figures of its tasks again."""
+        """The earliest time of the next publication of figures."""
         self._worked = False
-        """Whether its tasks may have other figures than were published."""
+        """Whether the tasks' figures may differ from those published."""
         self._rests_s = rests_s
         self._awake = host.signal()
         self._paused = False
 
     def successor(self, rests_s: float) -> StreamThread:
-        """Return the thread, not yet started, that replaces this dead one; it has the
+        """Return a new thread, not yet started, that replaces this dead one. It has the
         same transactional id.
         """
         made = StreamThread(
@@ -263,11 +277,11 @@ class StreamThread:
         return made
 
     def start(self) -> None:
-        """Begin to take messages."""
+        """Start the thread."""
         self._thread.start()
 
     def open(self, task: Task) -> None:
-        """Take over a task."""
+        """Give the thread a task."""
         if task.calls is not None:
             task.calls.tell = partial(self._inbox.put, CallsEnded(task))
         self._inbox.put(NewTask(task))
@@ -295,7 +309,7 @@ class StreamThread:
         source: TopicPartition,
         stream_time: int,
     ) -> None:
-        """Append a time mark to a silent source of a task; it counts with the next
+        """Append a time mark to a silent source of a task. It counts with the next
         commit.
         """
         self._inbox.put(TimeMark(task, source, stream_time))
@@ -306,15 +320,19 @@ class StreamThread:
         ends: Mapping[TopicPartition, int],
         times: Mapping[str, int],
     ) -> None:
-        """Promise times for all that will still come of silent sources."""
+        """Promise times to the readers of timed topics, while the sources of a task are
+        silent.
+
+        `ends`: the ends up to which the sources were read.
+        """
         self._inbox.put(Promised(task, ends, times))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
-        """Close these tasks; `Closed` follows for each. `clean`: commit before;
+        """Close these tasks; a `Closed` event follows for each. `clean`: commit first;
         otherwise discard what is uncommitted.
 
-        Records in their queues are left to the next owner: a hand-over takes as long as
-        one record, or as the calls under way, not as long as a queue.
+        Records in their queues are left to the next owner. So a hand-over takes as long
+        as one record, or as the calls being made, not as long as a queue.
         """
         for task in tasks:
             task.leaving = True
@@ -322,12 +340,12 @@ class StreamThread:
         self._awake.set()
 
     def look(self) -> None:
-        """Have an idle thread check whether there is something to commit."""
+        """Wake an idle thread if it may have something to commit."""
         if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
             self._inbox.put(CommitDue())
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume records and punctuations.
+        """Pause or resume the processing of records and punctuations.
 
         A paused thread still takes records in, up to the dispatcher's bounds, and
         commits those that it has processed.
@@ -338,12 +356,14 @@ class StreamThread:
             self._inbox.put(Resumed())
 
     def retire(self) -> None:
-        """Commit and end, after the messages sent before: `ThreadEnded` follows."""
+        """Commit and end the thread after the messages sent so far. A `ThreadEnded`
+        event follows.
+        """
         self._inbox.put(End())
         self._awake.set()
 
     def stop(self, timeout_s: float) -> bool:
-        """Commit and end; return whether it ended within the time."""
+        """Commit and end the thread; return whether it ended within the time."""
         self.retire()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -398,8 +418,8 @@ class StreamThread:
         self._commit_or_abort()
 
     def _publish_if_due(self) -> None:
-        """Publish the figures of the tasks, if they may have changed since the last
-        time and that is not just now.
+        """Publish the figures of the tasks, if they may have changed and the last
+        publication is long enough ago.
         """
         began = self._host.now()
         if not self._worked or began < self._publish_at:
@@ -411,7 +431,7 @@ class StreamThread:
         self._publish_at = began + max(PUBLISHED_S, took_s / PUBLISHING_PART)
 
     def _next_message(self) -> Message | None:
-        """Wait for the next message; None: only time has passed."""
+        """Wait for the next message and return it; None: the wait timed out."""
         wait_s = self._wait_s()
         try:
             message = (
@@ -427,8 +447,8 @@ class StreamThread:
         return message
 
     def _wait_s(self) -> float:
-        """Return how long it is until a commit, a punctuation or a task is due, even
-        without a message.
+        """Return how long the thread may wait for a message: until a commit, a
+        punctuation or a task is due.
         """
         waits = [
             max(self._due - self.moved_at, self._idle_s if self._idle else 0.0),
@@ -469,7 +489,9 @@ class StreamThread:
                     self._step(task)
 
     def _advance_time(self, message: TimeMark | Promised) -> None:
-        """Advance the time of a silent source: of its topic, or of what a task writes."""
+        """Append a time mark to a silent source, or promise times in the topics that a
+        task writes.
+        """
         task = message.task
         if task.closed or task.leaving:
             return
@@ -486,7 +508,7 @@ class StreamThread:
                 task.program.promise(source, message.times)
 
     def _wake(self) -> None:
-        """End idling; keep the next commit on the grid of intervals that it would have
+        """End idling. The next commit is on the grid of intervals that it would have
         had without idling.
         """
         if self._idle:
@@ -508,8 +530,8 @@ class StreamThread:
         self.committer.claim(task, self._tasks[:-1])
 
     def _have(self, tasks: list[Task]) -> None:
-        """Set the tasks of this thread. There may be a thousand: a message looks only
-        at those that need it.
+        """Set the tasks of this thread. There may be a thousand, so those that need
+        regular checks are listed apart.
         """
         self._tasks = tasks
         self._merging = [task for task in tasks if len(task.sources) > 1]
@@ -517,7 +539,9 @@ class StreamThread:
         self._calling = any(task.calls is not None for task in tasks)
 
     def _forget(self, message: Moved) -> None:
-        """Have the next batch without records of this partition make a new message."""
+        """Take this message out of the waiting ones: the next batch without records of
+        the partition makes a new message.
+        """
         with self._lock:
             waiting = self._moved.get(message.task, {})
             if waiting.get(message.batch.partition) is message:
@@ -537,12 +561,12 @@ class StreamThread:
             self._count(-len(batch.columns))
 
     def _count(self, records: int) -> None:
-        """Add this many records to the backlog, which the dispatcher reads."""
+        """Add this many records to the backlog."""
         with self._lock:
             self.backlog += records
 
     def _wait_for_turn(self, task: Task) -> None:
-        """Go on with a task behind the messages that wait."""
+        """Queue a task's next turn behind the messages that wait."""
         left = max(1, sum(map(task.queues.waiting, task.sources)))
         counted = self._in_turn.get(task)
         self._in_turn[task] = left
@@ -558,7 +582,9 @@ class StreamThread:
             self._count(-counted)
 
     def _step(self, task: Task) -> None:
-        """Process the records of a task whose turn it is, unless they wait for calls."""
+        """Process the records of a task until none is left, it has to wait for calls,
+        or it is another task's turn.
+        """
         while self._may_step(task):
             self.moved_at = self._host.now()
             if task.waits_for_calls():
@@ -577,8 +603,8 @@ class StreamThread:
                 return
 
     def _may_step(self, task: Task) -> bool:
-        """Whether a task may process records: one that leaves only those whose calls
-        were begun.
+        """Return whether a task may process records. A leaving task processes only
+        those whose calls were begun.
         """
         return (
             not self._paused
@@ -587,10 +613,10 @@ class StreamThread:
         )
 
     def _write_outputs(self, task: Task) -> None:
-        """Write what a task has made, and commit if it is time to.
+        """Write a task's outputs, and commit if a commit is due.
 
-        After each step: commits, heartbeats and revocations must not wait until slow
-        functions end the batch.
+        Called after each step: commits, heartbeats and revocations must not wait until
+        slow functions end the batch.
         """
         self._stepped[task] = None
         self._worked = True
@@ -600,8 +626,8 @@ class StreamThread:
 
     @contextmanager
     def _timed(self, task: Task, call: str = "") -> Iterator[None]:
-        """Run functions of a task, and note the call if it was slow; by default, the
-        task's last step.
+        """Time the functions of a task that run inside; remember a slow call by the
+        name `call`, or as the task's last step.
 
         Raises:
             TriedLaterError: the schema registry does not answer.
@@ -614,8 +640,8 @@ class StreamThread:
             self._note_slow(seconds, f"{task}: {call or task.last_step}")
 
     def _note_slow(self, seconds: float, call: str) -> None:
-        """Remember a call that may have outlasted a time-out of the broker or the
-        group.
+        """Log and remember a call that may have outlasted a time-out of the broker or
+        the group.
         """
         log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
         self._slowest = max(self._slowest, (seconds, call))
@@ -627,8 +653,8 @@ class StreamThread:
             self._step(task)
 
     def _waiting(self) -> list[tuple[Task, float]]:
-        """Return the tasks that wait for another source, and until when; one that
-        drains takes no more records.
+        """Return the tasks that wait for another source, and until when. Leaving tasks
+        take no more records, and are left out.
         """
         waits = [
             (task, task.queues.waits_until)
@@ -645,8 +671,8 @@ class StreamThread:
             self._due = self._host.now() + self._interval
 
     def _full(self) -> bool:
-        """Whether a commit is needed before there can be more: of a task's rows, or of
-        records in an interval.
+        """Return whether a commit is needed to make room: in the write buffers of a
+        task, or for records in the interval.
         """
         stepped = self._stepped
         self._stepped = {}
@@ -688,8 +714,8 @@ class StreamThread:
             self._abort(error)
 
     def _abort(self, error: LogError | MembershipLostError) -> None:
-        """Discard all tasks, to be opened again from the log: the writer's undelivered
-        records may be those of any of them.
+        """Discard all tasks, to be opened again from the log. The records that were not
+        delivered may be those of any task.
         """
         self._check_hope(error)
         passes = isinstance(error, LogError) and error.retryable
@@ -717,11 +743,12 @@ class StreamThread:
             self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:
-        """Check that repetition may cure the error.
+        """Raise the error if repetition cannot cure it.
 
         Raises:
-            LogError: it cannot; names the topics that are gone, if any are.
-            OutlastingError: it cannot, because one call takes too long each time.
+            LogError: no repetition helps; the error names the topics that are gone, if
+            any.
+            OutlastingError: one call takes too long each time.
         """
         (seconds, call) = self._slowest
         self._slowest = (0.0, "")
@@ -748,7 +775,7 @@ class StreamThread:
             raise error
 
     def _uncommitted(self) -> str:
-        """Return, in words, the tasks' records since the last commit."""
+        """Return the records of all tasks since the last commit, in words."""
         return "; ".join(
             f"{task}: {done}" for task in self._tasks if (done := task.uncommitted)
         )
@@ -762,7 +789,7 @@ class StreamThread:
         self.committer.abort()
 
     def _close_or_drain(self, tasks: Sequence[Task], *, clean: bool) -> None:
-        """Close tasks now, or let their calls end before."""
+        """Close tasks, or let their calls end first."""
         drains = clean and not self._paused  # their results could not be processed
         if now := [
             task for task in tasks if not drains or not self._draining.begin(task)

@@ -124,8 +124,7 @@ class Counts:
 
 
 class Tallies:
-    """Adds the counts of tasks to the metrics of the process. Several threads call it.
-    """
+    """Adds the counts of tasks to the metrics of the process. Several threads call it."""
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
-"""What the thread of a task says of it: its figures, and its part of the status.
+"""What the thread of a task publishes of it: its figures, and its part of the status.
 
-`task.figures` is replaced as a whole by the thread that runs the task. It is all that
-other threads read of a running task. `TaskStatus` is its JSON: a new field is one here,
-in `TaskFigures` where its thread has to tell it, and in `TaskFigures.status`.
+The thread that runs the task replaces `task.figures` as a whole. Other threads read
+nothing else of a running task. `TaskStatus` is the JSON of the figures. A new field is
+a field of `TaskStatus`, of `TaskFigures` if the thread has to publish it, and of
+`TaskFigures.status`.
 
-Turned down: readers that look into the task (each attribute was a promise of its own,
-and two of them were read at different times).
+Turned down: readers that look into the task (each attribute was an interface of its
+own, and two of them were read at different times).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class SourceStatus(msgspec.Struct, frozen=True):
         stream_time: int | None = None,
         silent_s: float | None = None,
     ) -> SourceStatus:
-        """Return the progress with its lag."""
+        """Return the progress of a task in `source`, with its lag."""
         lag = None
         if end is not None and committed is not None:
             lag = max(0, end - committed)
@@ -103,8 +104,10 @@ class DownloadStatus(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Calls of asynchronous operators. `waiting` have not begun. `blocked_keys` have
-    records that wait behind another of their key.
+    """The calls of a task's asynchronous operators.
+
+    `waiting`: calls that were not begun. `blocked_keys`: keys with records that wait
+    behind another record of the key.
     """
 
     in_flight: int
@@ -115,7 +118,7 @@ class Calls(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """Records that a node left out for one reason."""
+    """The number of records that a node left out for one reason."""
 
     node: str
     reason: str
@@ -130,7 +133,9 @@ class HotKeyGroup(msgspec.Struct, frozen=True):
 
 
 class AwaitedTime(msgspec.Struct, frozen=True):
-    """Key groups of a source partition that have told no later time."""
+    """Key groups of a source partition that hold a clock back: they have told no later
+    time.
+    """
 
     subtopology: int
     partition: int
@@ -148,7 +153,7 @@ class AwaitedTime(msgspec.Struct, frozen=True):
 
 
 class TimeStatus(msgspec.Struct, frozen=True):
-    """The time behind repartition topics, as a task knows it."""
+    """The stream time of a task behind repartition topics."""
 
     time: Annotated[
         int | None,
@@ -167,7 +172,7 @@ class TimeStatus(msgspec.Struct, frozen=True):
 
 
 class TaskPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A task by its name; the state is null if its instance does not answer."""
+    """A task by its name. The state is null if its instance does not answer."""
 
     id: str
     subtopology: int
@@ -234,8 +239,8 @@ class TaskStatus(TaskPlace, frozen=True, kw_only=True):
         sources: tuple[SourceStatus, ...] = (),
         **figures: Any,
     ) -> TaskStatus:
-        """Return the status of a task with these figures, and what follows from its
-        sources.
+        """Return the status of a task with these figures, and with those computed from
+        its sources.
         """
         times = [s.stream_time for s in sources if s.stream_time is not None]
         lags = [source.lag for source in sources]
@@ -257,7 +262,7 @@ class CallFigures:
 
     shown: Calls
     oldest_at: float | None = None
-    """Since when the first record waits; None: none does."""
+    """Since when the first record has waited; None: none waits."""
     pauses: str = ""
     """Why calls are not begun, in words; empty: they are."""
     within_limits: bool = False
@@ -276,11 +281,11 @@ class CallFigures:
         return cls(shown, calls.oldest, calls.pauses, calls.within_limits)
 
     def waited_s(self, now: float) -> float:
-        """Return for how long the first record waits."""
+        """Return for how long the first record has waited."""
         return 0.0 if self.oldest_at is None else max(0.0, now - self.oldest_at)
 
     def at(self, now: float) -> Calls:
-        """Return them as they are shown now."""
+        """Return the calls as they are shown at this time."""
         return msgspec.structs.replace(
             self.shown,
             oldest_s=round(self.waited_s(now), 1),
@@ -288,7 +293,7 @@ class CallFigures:
 
 
 class Working(Counting, Protocol):
-    """A task, as the thread that runs it sees it."""
+    """A task as `TaskFigures` sees it, on the thread that runs it."""
 
     sources: tuple[TopicPartition, ...]
     progress: Progress
@@ -301,7 +306,7 @@ class TaskFigures:
     """The figures of a task since it was opened.
 
     Shape: `committed` has the lowest position of each source, `stream_times` those of
-    the latest commit, `segments` all that is committed.
+    the latest commit, `segments` all committed progress.
     """
 
     task: TaskId
@@ -338,7 +343,11 @@ class TaskFigures:
         now: float,
         wall_ms: int,
     ) -> TaskStatus:
-        """Return the status; `ends` and `silent_s`: what others know of its sources."""
+        """Return the status of the task.
+
+        `ends` and `silent_s`: the end and the silence of each source, which the task
+        does not know.
+        """
         counts = self.counts
         sources = tuple(
             SourceStatus.of(
@@ -370,12 +379,12 @@ class TaskFigures:
 
 
 def drops(counts: Mapping[tuple[str, str], int]) -> tuple[Drop, ...]:
-    """Return counts by node and reason, without those of nothing."""
+    """Return the counts by node and reason as a list of drops, without those of zero."""
     return tuple(Drop(*where, n) for where, n in sorted(counts.items()) if n)
 
 
 def hot_groups(shares: Iterable[tuple[int, float]]) -> tuple[HotKeyGroup, ...]:
-    """Return key groups with their shares of a task's records."""
+    """Return the key groups with their shares of a task's records."""
     return tuple(HotKeyGroup(group, round(share, 3)) for group, share in shares)
 
 
