@@ -1,29 +1,29 @@
-"""Whether compaction has removed rows that a table on its source topic should have been
-restored with.
+"""Finds out whether compaction has removed rows with which a table should have been
+restored from its source topic.
 
-Such a table is restored up to its task's position. Compaction knows no positions: it
-keeps the last record of each key, and that may be one which the task has still to
-process.
+The table is restored up to its task's position. Compaction knows no positions: it keeps
+the last record of each key, which may be a record that the task has still to process.
 
     offset    0 k→red | position 1 | 1 k→blue           what the task has read, and what waits
     compacted           position 1 | 1 k→blue           k has no row: blue is added, red stays counted
 
-The row is nowhere else, so this is only seen, and then refused. A row may be missing
-where
+The row is nowhere else. So a missing row can only be detected, and the restore refused.
+A row may be missing if all of these hold:
 
-* a record waits, at or above the position, that was old enough to be compacted away
-  from (`min.compaction.lag.ms`): brokers compact no segment that has a younger record,
-  and none behind it; and
-* its key has no row. Compaction that leaves a record of the key below the position
-  leaves the last one there: it removes what is older than one record that it keeps; and
-* offsets have no record in the interval that was restored. Of a transaction's marker
-  this cannot be told apart.
+* A record waits, at or above the position, that was old enough to be compacted
+  (`min.compaction.lag.ms`). Brokers compact no segment that has a younger record, and
+  none behind it.
+* Its key has no row. If compaction leaves a record of the key below the position, it
+  leaves the last of them there: it removes only records that are older than one that it
+  keeps.
+* An offset in the restored interval has no record. It may be the offset of a
+  transaction's marker, which looks the same.
 
-Where the restore went on from a checkpoint, a row may also be one of before it. Then
-each old record that waits counts; and what is in doubt is restored from the start of
-the log.
+If the restore continued from a checkpoint, the missing row may also be older than the
+checkpoint. Then each old record that waits counts, and the doubtful key groups are
+restored from the start of the log.
 
-Invariant: the end up to which records wait is asked for after the rows were read.
+Invariant: the end up to which records wait is fetched after the rows were read.
 Turned down: refusing each topic with holes (a compacted topic has some), or remembering
 all keys (there may be millions).
 """
@@ -40,9 +40,9 @@ from coopstreams.topology.keys import WHOLE, KeyRange, key_hashes
 
 
 class Lost(NamedTuple):
-    """Key groups of which rows may be missing.
+    """Key groups in which rows may be missing.
 
-    Shape: `waits` is the offset of the record that may have removed one, `hole` an
+    Shape: `waits` is the offset of the record that may have removed a row, `hole` an
     offset without a record below the position.
     """
 
@@ -54,8 +54,8 @@ class Lost(NamedTuple):
 class CompactedRows:
     """Looks for rows of one restore that compaction may have removed. No I/O.
 
-    The caller reads from `position` on, of the keys of `ranges`, and feeds what it has
-    read until it is `done`.
+    The caller reads the keys of `ranges` from `position` on, and feeds what it has
+    read, until the object is `done`.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class CompactedRows:
         since_ms: int,
         end: int,
     ) -> None:
-        """Look at the waiting records below `end`, the end of the log.
+        """Look at the records at or above the restored position and below `end`, the
+        end of the log.
 
         `since_ms`: records from this time on were too young to be compacted.
         """
@@ -77,25 +78,25 @@ class CompactedRows:
         self._since_ms = since_ms
         self._end = end
         self._suspect: tuple[int, int] | None = None
-        """The waiting record that may have removed a row, and its group; None: none is
-        known.
+        """The offset of a record that may have removed a row, and its key group; None:
+        no such record is known.
         """
         self.position = min((stop for _, stop in self._intervals.values()), default=end)
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to read."""
+        """Whether no more records need to be read."""
         if self.lost is not None or not self._intervals:
             return True
         return self._suspect is None and self.position >= self._end
 
     @property
     def ranges(self) -> Sequence[KeyRange]:
-        """The key ranges to read: all, where holes are looked for."""
+        """The key ranges to read: all, while offsets without a record are looked for."""
         return self._of_tasks if self._suspect is None else [WHOLE]
 
     def feed(self, batches: Sequence[RecordBatch]) -> None:
-        """Take in what was read from `position` on.
+        """Take in the records read from `position` on.
 
         Shape: batches of the topic's partition, one for each of `ranges`.
         """
@@ -137,7 +138,7 @@ class CompactedRows:
         key: bytes,
         offset: int,
     ) -> bool:
-        """Whether the row that a waiting record's key had may be missing."""
+        """Return whether the row that the key of a waiting record had may be missing."""
         if group not in self._intervals:
             return False
         start, stop = self._intervals[group]

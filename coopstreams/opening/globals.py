@@ -2,14 +2,14 @@
 starts, then kept up to date.
 
 Every instance reads every partition of their topics, outside of the group and without
-commits: after a restart it reads all rows again. So there is no committed position that
-would name the topic by id: `topic_ids` does, for the watcher.
+commits. After a restart it reads all rows again. No committed position has the ids of
+these topics, so `topic_ids` keeps them for the watcher.
 
 Invariant: when `load` has returned, the rows hold everything that was in the topics
 when it was called. A record that cannot be deserialised goes to the deserialisation
-handler, as elsewhere; one at which the processor of a global store raises goes to the
-processing handler. Without commits, each start of each instance meets it again: it is
-counted and logged, and a dead letter written, every time.
+handler. A record at which the processor of a global store raises goes to the processing
+handler. Without commits, each start of each instance meets the record again: every time
+it is counted and logged, and a dead letter is written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _WAIT_S = 0.1
 
 class Globals:
     """The rows of global tables, by store name, and the thread that follows their
-    topics. `waits_for` is thread-safe: what it reads is replaced as a whole.
+    topics.
+
+    `waits_for` is thread-safe: what it reads is replaced as a whole.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Globals:
         dropped: Callable[[str, str, int], None],
         host: Host = SYSTEM,
     ) -> None:
-        """Open a reader. `count` is called with each record that fails and is left out,
-        `dropped` with node, reason and number of those that have no valid timestamp and
-        are dropped.
+        """Open a reader.
+
+        `count`: called with each failed record that is left out. `dropped`: called with
+        node, reason and number of the records that are dropped because they have no
+        valid timestamp.
         """
         self._host = host
         self._dropped = dropped
@@ -70,17 +74,19 @@ class Globals:
         }
         self._closing = list(self.rows.values())
         self.loaded = False
-        """Whether `load` has read everything."""
+        """Whether `load` has read the topics to their ends."""
         self.topic_ids: dict[str, str] = {}
-        """The ids of the topics before anything was read of them; empty until `load`
-        has asked.
+        """The ids of the topics, fetched before any record was read. Empty until `load`
+        has fetched them.
         """
         self._left: dict[TopicPartition, tuple[int, int]] = {}
-        """While loading: the next offset of each partition that is not read to its end,
-        and that end.
+        """While loading: the next offset and the end of each partition that was not
+        read to its end.
         """
         self._held = frozenset[TopicPartition]()
-        """While loading: those of them that are read to their last stable offset."""
+        """While loading: the partitions in `_left` that were read to their last stable
+        offset.
+        """
         self._log = log
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
@@ -103,13 +109,13 @@ class Globals:
         self._thread: HostThread | None = None
 
     def load(self, cancelled: Callable[[], bool]) -> None:
-        """Read the topics to the ends they have now, or until it is cancelled.
+        """Read the topics to their present ends, or until `cancelled` returns True.
 
         Raises:
-            LogError: they cannot be read, or a dead letter cannot be written.
+            LogError: the topics cannot be read, or a dead letter cannot be written.
             ProcessingError: a record cannot be deserialised, or the processor of a
-                global store raised, and the handler says `fail`.
-            CoopStreamsError: it called `sys.exit()`.
+            global store raised, and the handler says `fail`.
+            CoopStreamsError: the processor called `sys.exit()`.
         """
         if self._reader is None:
             self.loaded = True
@@ -135,7 +141,7 @@ class Globals:
         log.info("global tables: %s", ", ".join(rows))
 
     def _load_more(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Fetch and apply once, and note what is left to load."""
+        """Fetch and apply records once, and update what is left to load."""
         try:
             step = self._step()
         except SystemExit as error:  # of the processor of a global store
@@ -152,8 +158,8 @@ class Globals:
 
     @property
     def waits_for(self) -> str:
-        """What is still to be read before the instance joins the group, in words;
-        empty: nothing.
+        """What is still to be read before the instance joins the group, in words; empty
+        if nothing is.
         """
         left = [
             f"{partition} at offset {at} of {end}"
@@ -170,7 +176,9 @@ class Globals:
         return f"its global tables are read first: {', '.join(left)}{why}"
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
-        """Read on in a thread of its own; `failed` gets the error that ends it."""
+        """Follow the topics in a separate thread. `failed`: called with the error that
+        ends the thread.
+        """
         if self._reader is not None:
             self._thread = self._host.thread(
                 partial(self._run, failed),
@@ -199,11 +207,11 @@ class Globals:
             failed(error)
 
     def _step(self) -> dict[TopicPartition, tuple[int, bool]]:
-        """Fetch and apply once; return, for each fetched partition, the next offset,
-        and whether its end is reached.
+        """Fetch and apply records once; return, for each fetched partition, the next
+        offset and whether the end is reached.
 
         Raises:
-            OffsetOutOfRangeError: the topic has not the next record any more.
+            OffsetOutOfRangeError: the topic no longer has the next record.
         """
         assert self._reader is not None
         reached: dict[TopicPartition, tuple[int, bool]] = {}
@@ -250,8 +258,8 @@ class Globals:
         )
 
     def _deliver(self) -> None:
-        """Wait until the dead letters are in the log; after a retryable failure write
-        all again, some of them twice.
+        """Wait until the dead letters are in the log. After a retryable failure all are
+        written again, some of them twice.
 
         Raises:
             LogError: the brokers refuse them, or the instance stops.

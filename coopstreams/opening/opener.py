@@ -1,4 +1,4 @@
-"""The opener: a thread that opens tasks. It waits at the barrier, learns the positions
+"""The opener: a thread that opens tasks. It waits for the barrier, learns the positions
 and restores the state.
 
     barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is
@@ -56,27 +56,27 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Longest wait for commits of the group while no task waits for them; a request ends
-it.
+"""The longest wait for commits of the group while no task waits for them. A request
+ends it.
 """
 LOOK_S = 0.1
-"""Longest wait for commits while tasks wait for them, or transactions of members that
-have left are to be ended.
+"""The longest wait for commits while tasks wait for them, or while transactions of
+members that have left are to be ended.
 """
 BUSY_S = 0.01
-"""Longest wait for commits while tasks wait for answers of the brokers."""
+"""The longest wait for commits while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
-"""Pause after a request that failed."""
+"""The pause after a failed request."""
 GONE_S = 30.0
-"""How long a topic may be missing before the process ends: those that match a pattern
-are resolved again meanwhile.
+"""How long a topic may be missing until the process ends. Meanwhile the topics of
+patterns are resolved again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWait:
-    """Why a task is not yet open, in words, and the progress of its stores' restores
-    and snapshot downloads.
+    """What a task waits for before it is open, in words, with the progress of its
+    restores and snapshot downloads.
     """
 
     why: str
@@ -87,16 +87,16 @@ class TaskWait:
 @dataclass(slots=True, eq=False)
 class _TaskOpening(Opening):
     progress: Progress | None = None
-    """Set once the positions are known."""
+    """None: the positions are not known yet."""
     database: Database | None = None
-    """Set once the positions are known; from then on its stores are restored, first
-    from a snapshot.
+    """The database in which its stores are restored; None: the positions are not known
+    yet.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What a task passes, in this order, until it is open."""
+    """The stages that a task passes until it is open, in this order."""
 
     barrier: Barrier
     positions: Positions
@@ -106,7 +106,7 @@ class Stages:
 
 class Opener:
     """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at
-    once; events answer.
+    once; their results come as events.
 
     Thread-safe: requests go through an inbox; `waits_for` reads each field once, and
     copies each collection in one step.
@@ -123,8 +123,8 @@ class Opener:
         moved: Callable[[], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`moved` is called when more of the group's commits are known; `take_over`
-        with the epoch of the membership.
+        """`moved`: called when more of the group's commits are known. `take_over`:
+        called with the epoch of the membership before its tasks open.
         """
         self._sinks = stages.sinks
         self._host = host
@@ -132,51 +132,53 @@ class Opener:
         self._member = member
         self._barrier = stages.barrier
         self._doubt: tuple[int, float] | None = None
-        """The epoch, and when the group was asked, after a position was out of range;
-        None: no such error.
+        """After a position was out of range: the epoch, and when the group was asked to
+        confirm it. None: no such error.
         """
         self._missing_since: float | None = None
-        """Since when a topic of an opening task does not exist; None: all do."""
+        """Since when a topic of an opening task has not existed; None: all exist."""
         self._follower = follower
         self._positions = stages.positions
         self._restores = stages.restores
         self._take_over = take_over
         self._taken: int | None = None
-        """The epoch in which `take_over` last ran; None: tasks of another topology
-        version may have run since.
+        """The epoch in which `take_over` last ran; None: it must run, as tasks of
+        another topology version may have run since.
         """
         self._databases = databases
         self._emit = emit
         self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _TaskOpening] = {}
         self._held: dict[TaskId, Held] = {}
-        """Tasks that must not be opened yet."""
+        """The tasks that must not be opened before a time."""
         self._trouble = ""
-        """Why the last pass of the loop failed, in words; empty: it did not."""
+        """Why the last pass of the loop failed, in words; empty if it succeeded."""
         self._thread = host.thread(self._run, "opener")
 
     def start(self) -> None:
-        """Begin to follow the commit topic."""
+        """Start the thread, which follows the commit topic."""
         self._thread.start()
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn the members of a new generation; transactions of all other members are
-        ended.
+        """Take in the members of a new generation. Transactions of all other members
+        are ended.
         """
         self._ask(assigned)
 
     def open(self, task: TaskId, epoch: int) -> None:
-        """Open a task under this epoch of the membership; `Opened` follows, unless it
-        is cancelled.
+        """Open a task under this epoch of the membership. An `Opened` event follows,
+        unless it is cancelled.
         """
         self._ask(_TaskOpening(task, epoch))
 
     def hold(self, held: Held) -> None:
-        """Open a task later than it will be asked for."""
+        """Delay the opening of a task until `held.until`, even if `open` is called
+        earlier.
+        """
         self._held[held.task] = held
 
     def cancel(self, task: TaskId) -> None:
-        """Stop opening a task; `Cancelled` follows if it was not yet open."""
+        """Stop opening a task. A `Cancelled` event follows if it was not open yet."""
         self._ask(task)
 
     def stop(self) -> None:
@@ -191,7 +193,7 @@ class Opener:
         self._follower.close()
 
     def waits_for(self, task: TaskId) -> TaskWait:
-        """Return why a task is not yet open."""
+        """Return what a task waits for before it is open."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
             return TaskWait(
@@ -265,11 +267,11 @@ class Opener:
             self._host.sleep(RETRY_S)
 
     def _heed(self, error: OffsetOutOfRangeError) -> None:
-        """Hold an out-of-range error until the group confirms this member; everything
-        is fetched again meanwhile.
+        """Hold back an out-of-range error until the group confirms this member.
+        Meanwhile the positions are fetched again.
 
-        A member that has taken over the tasks may have deleted the records it
-        processed.
+        A member that has taken over the tasks may have processed the records and
+        deleted them.
 
         Raises:
             OffsetOutOfRangeError: the group has confirmed this member since the error:
@@ -325,7 +327,7 @@ class Opener:
             self._hand_over(id_, session)
 
     def _hand_over(self, id_: TaskId, session: SinkSession | None = None) -> None:
-        """Emit that a task is open."""
+        """Emit `Opened` for a task whose stages are passed."""
         opening = self._openings.pop(id_)
         assert opening.progress is not None
         assert opening.database is not None
@@ -345,8 +347,8 @@ class Opener:
         )
 
     def _wait_s(self) -> float:
-        """Return how long to poll for commits: a task behind its barrier waits for
-        other answers.
+        """Return how long to wait for commits. The wait is short while a task behind
+        its barrier waits for other answers.
         """
         waiting = [opening.barrier for opening in self._unresolved()]
         if any(
@@ -356,7 +358,7 @@ class Opener:
         return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
 
     def _unresolved(self) -> list[_TaskOpening]:
-        """Return the openings whose positions are to be found now."""
+        """Return the openings whose positions may be looked up now."""
         now = self._host.now()
         for held in list(self._held.values()):
             if held.until <= now:

@@ -1,17 +1,17 @@
-"""Whether a task without a position has never begun or has lost its position, and
-whether somebody else has set it.
+"""Checks whether a task without a position has never begun or has lost its position,
+and whether another tool has set it.
 
-A task makes its first position durable before it processes anything (`Progress.begin`).
-So state implies a position. To begin at `auto.offset.reset` where the position was lost
-would process everything again on top of the state.
+A task makes its first position durable before it processes records (`Progress.begin`).
+So state implies a position. If the position was lost, beginning at `auto.offset.reset`
+would process all records again on top of the state.
 
-All offsets of a group expire together, and individual commits stay. The first task
+All offsets of a group expire together, while individual commits stay. So the first task
 without an offset of a source triggers a check of the whole application.
 
 Invariant: ends of internal topics and individual commits are read before offsets, so an
-application that is just beginning elsewhere never counts as one that lost its offsets.
-Turned down: looking at the local state (it may be gone while the changelog is there,
-and the other way round).
+application that is just beginning on another instance never counts as one that lost its
+offsets. Turned down: looking at the local state (it may be gone while the changelog
+exists, and the other way round).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PositionCheck:
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
-    """The repartition topics that only this version of the topology reads: they have no
-    positions yet.
+    """Returns the repartition topics that only this version of the topology reads. They
+    have no positions yet.
 
     A store that is fed from them has its earlier positions in other topics.
     """
@@ -69,7 +69,7 @@ class PositionCheck:
         `follower`: knows the individual commits.
 
         Raises:
-            ConfigError: it has lost its position; the message has the cure.
+            ConfigError: the task has lost its position; the message has the cure.
         """
         committed = {source: opening.committed for source, opening in openings.items()}
         self._refuse_kafka_streams(committed)
@@ -87,7 +87,9 @@ class PositionCheck:
             self._look(task, follower)
 
     def _look(self, task: TaskId, follower: Follower) -> None:
-        """Check the whole application, at the first task; then each task by itself."""
+        """Check the positions of the whole application in the first call, and those of
+        one task in later calls.
+        """
         resolved = self.resolved()
         tasks = [(task.subtopology, task.partition)]
         repartitions: Mapping[TopicPartition, Collection[TopicPartition]] = {}
@@ -124,11 +126,11 @@ class PositionCheck:
         plain: Collection[TopicPartition],
         follower: Follower,
     ) -> None:
-        """Refuse sources without a position where another one has individual commits
-        and no offset: that shows that the offsets have expired.
+        """Raise if a source has no position although another source has individual
+        commits without a plain offset, which shows that the offsets have expired.
 
         A source without a position counts even if its task has no state: it must not
-        write its results again into the sources of a task that has.
+        write its results again into the sources of a task that has state.
         """
         individual = set(follower.sources())
         without = sorted(set(sources).difference(plain))
@@ -156,8 +158,8 @@ class PositionCheck:
         ends: Mapping[TopicPartition, int],
         positions: Collection[TopicPartition],
     ) -> None:
-        """Refuse changelogs with records and no position of any source: the group's
-        offsets were deleted, or expired while no instance ran.
+        """Raise if a changelog has records and none of its sources has a position: the
+        group's offsets were deleted, or expired while no instance ran.
         """
         for changelog, sources in changelogs.items():
             new = all(source.topic in self.new() for source in sources)
@@ -173,9 +175,11 @@ class PositionCheck:
         ends: Mapping[TopicPartition, int],
         positions: Collection[TopicPartition],
     ) -> None:
-        """Refuse repartition topics with records and no position in them or in what
-        they are written from: the records were copied from another cluster, or are left
-        of a group whose offsets are gone.
+        """Raise if a repartition topic has records, but neither it nor the sources of
+        its writers have a position.
+
+        The records were then copied from another cluster, or are left of a group whose
+        offsets are gone.
         """
         for at, sources in repartitions.items():
             around = {at, *sources}
@@ -192,13 +196,13 @@ class PositionCheck:
         self,
         committed: Mapping[TopicPartition, Committed | None],
     ) -> None:
-        """Refuse the changelogs of an application of Kafka Streams: it has committed
-        some of these plain offsets, which their metadata tell.
+        """Raise if an application of Kafka Streams has committed some of these plain
+        offsets (their metadata tell) and has written the changelogs.
 
-        It gives its group, changelogs and repartition topics the names that we give
-        ours, and most of its rows have the bytes of ours: those of joins, versioned
-        tables and `suppress` have not. Which operator wrote a row is not known. An
-        application without state goes on at the offsets.
+        Kafka Streams gives its group, changelogs and repartition topics the same names
+        as coopstreams, and most of its rows have the same bytes: rows of joins,
+        versioned tables and `suppress` have not. Which operator wrote a row is not
+        known. An application without state goes on at the offsets.
         """
         source = min(
             (at for at, plain in committed.items() if plain and plain.of_kafka_streams),
@@ -223,12 +227,13 @@ class PositionCheck:
         task: TaskId,
         openings: Mapping[TopicPartition, PartitionStart],
     ) -> None:
-        """Warn of positions that another tool has set (they lack our metadata), if
-        there is state: it stays where it was. Refuse them if there is none yet.
+        """Warn of plain offsets that another tool has set (they lack our metadata), if
+        there is state; the state does not change with them. Raise if there is no state
+        yet.
 
-        Without a row, the offset is rather that of another application in this group,
-        whose state is not here. An operator may say it (`coopstreams group reset`,
-        whose offsets have our metadata).
+        Without state, the offset is probably that of another application in this group,
+        whose state is not here. An operator may confirm the offset with `coopstreams
+        group reset`, which adds our metadata.
         """
         foreign = {
             source: opening.committed.offset
@@ -285,8 +290,8 @@ class PositionCheck:
         )
 
     def _kept(self, resolved: ResolvedTopology) -> list[TopicPartition]:
-        """Return the changelogs of the application, without topics of tables that serve
-        as such.
+        """Return the changelogs of the application, without source topics that serve as
+        changelogs.
         """
         return [
             TopicPartition(self.changelog(store), partition)
@@ -329,8 +334,8 @@ def _repartitions(
     """Return the partitions of the repartition topics, with all sources of the
     sub-topologies that write to them.
 
-    Without those to which records of a share group are written: its positions are not
-    those of the application's group.
+    Topics that a sub-topology in a share group writes to are left out: its positions
+    are not those of the application's group.
     """
     written: dict[str, list[TopicPartition]] = {}
     for number, partition in _numbers(resolved):

@@ -1,14 +1,14 @@
 """Restores the state of tasks that open from their changelogs, while other tasks run.
 
 A changelog partition is read once for all tasks of an instance that restore from it,
-and only the records of their key ranges; a task that opens later joins the restore. A
-restore begins with the slices of a published snapshot and reads the changelog from
-where they end.
+and only the records of their key ranges are used. A task that opens later joins the
+restore. A restore begins with the slices of a published snapshot and reads the
+changelog from the offsets where they end.
 
 Invariant: a task is finished when each of its stores is at the end that its changelog
-had when the task was added: every commit of an earlier owner lies below that (the
-caller has passed the barrier of the commit topic before). A store that is restored from
-its source topic ends where the task begins.
+had when the task was added. Every commit of an earlier owner lies below that end,
+because the caller has passed the barrier of the commit topic before. A store that is
+restored from its source topic ends where the task begins.
 Invariant: a restore reads one topic from the first record to the last. If the changelog
 is recreated meanwhile, the restore begins again with the new topic: the topic's id is
 fetched before the offsets and checked again later.
@@ -72,55 +72,57 @@ log = logging.getLogger(__name__)
 
 BATCH = 10_000
 PATIENCE_S = 0.3
-"""A restore that has not moved for this long waits for an open transaction."""
+"""The time without progress after which a restore is taken to wait for an open
+transaction.
+"""
 COMPARE_S = 1.0
-"""Time between two checks whether the changelog of a stuck restore is still the same
-topic.
+"""The time between two checks whether the changelog of a stuck restore is still the
+same topic.
 """
 NO_TIMES: Mapping[str, int] = {}
 LOOK_S = 0.005
-"""How long a step waits for records or downloads."""
+"""The longest wait of a step for records or downloads."""
 AT_ANY_AGE = 1 << 63
-"""A time behind all others: brokers may compact each record at once."""
+"""A time later than all record times: brokers may compact each record at once."""
 RUNS_PATIENCE_S = 10.0
-"""How long brokers may return no record of a done run before the opening is tried
-again.
+"""How long brokers may return no record of a done run until the opening is tried again.
 """
 RUNS_LOOK_S = 0.1
 
 
 class _Wanted(NamedTuple):
-    """The restore that a task needs of one store."""
+    """One store that a task has to restore."""
 
     spec: StoreSpec
     database: Database
     stops: Mapping[KeyRange, int]
-    """The end of each range that does not end at the target."""
+    """The end of each range that ends before the target."""
     stream_time: int | None
     """The stream time at which the task begins, if it is known."""
 
 
 @dataclass(slots=True)
 class _SnapshotRestore:
-    """One store that a task restores from a snapshot. `wanted`: the restore from the
-    changelog after it.
+    """One store that a task restores from a snapshot.
+
+    `wanted`: the restore from the changelog that follows.
     """
 
     download: SnapshotDownload
     wanted: _Wanted
     bytes: int = 0
-    """Bytes already counted."""
+    """The downloaded bytes that the metrics have already."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """The restore of one store partition, for all tasks that wait for it."""
+    """The restore of one changelog partition, for all tasks that wait for it."""
 
     restore: Restore
     moved_at: float
     tasks: dict[TaskId, _Wanted] = field(default_factory=dict)
     check: CompactedRows | None = None
-    """Looks for rows that are missing in the source topic, once the restore is done."""
+    """Looks for missing rows, after a restore from a source topic."""
     end_seen: int | None = None
     """The offset at which the topic ended when its end was last reached."""
 
@@ -130,7 +132,7 @@ class _Job:
         return self.restore.position if self.check is None else self.check.position
 
     def feed(self, batches: Sequence[RecordBatch]) -> None:
-        """Take in what was read from `position` on."""
+        """Take in the records read from `position` on."""
         last = batches[-1]
         if last.at_end:
             self.end_seen = last.next_offset
@@ -143,7 +145,7 @@ class _Job:
             self.check.feed(batches)
 
     def retarget(self, bounds: Bounds | None = None) -> None:
-        """Restore the ranges of the tasks that wait now."""
+        """Change the restore to the ranges of the tasks that wait now."""
         self.check = None
         bounds = bounds or self.restore.bounds
         self.restore.retarget(
@@ -157,7 +159,7 @@ class _Job:
         )
 
     def anew(self, bounds: Bounds) -> None:
-        """Restart from the topic that has replaced the changelog."""
+        """Start the restore again, from the topic that has replaced the changelog."""
         self.check = None
         self.end_seen = None
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
@@ -179,7 +181,7 @@ class _Job:
 
     @property
     def stops(self) -> dict[KeyRange, int]:
-        """The end of each range that does not end at the target."""
+        """The end of each range that ends before the target."""
         return {
             key_range: stop
             for each in self.tasks.values()
@@ -196,8 +198,9 @@ class _Job:
 
 
 class Restores:
-    """The restores of one instance. Used by the opener thread; `progress` and
-    `downloading` by any.
+    """The restores of one instance.
+
+    The opener thread uses it; any thread may call `progress` and `downloading`.
     """
 
     def __init__(
@@ -223,8 +226,8 @@ class Restores:
         )
         self._reader = log.reader()
         self._moved = False
-        """Whether the reader must be assigned before it reads on: jobs have begun,
-        moved or ended.
+        """Whether the reader must be assigned before the next fetch, because jobs have
+        begun, moved or ended.
         """
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[
@@ -241,15 +244,15 @@ class Restores:
         stores: Iterable[StoreSpec],
         progress: Progress,
     ) -> None:
-        """Drop what commits say of records done above the position, for tables that
-        are restored from their source topic.
+        """Drop the done runs from a task's progress, for tables that are restored from
+        their source topic.
 
-        Such a table has everything up to one offset, so its task does the records in
-        order, and needs a position only. There are two reasons why a commit may have
-        done runs (offsets above the position whose records are done) all the same. An
-        earlier version of coopstreams wrote them for gaps in which no record lies:
-        these are dropped. Or the table had a changelog then, and records passed each
-        other: then no offset describes the state, and this is refused.
+        Such a table has everything up to one offset, so its task processes the records
+        in order, and needs only a position. A commit may have done runs (offsets above
+        the position whose records are done) for two reasons. An earlier version of
+        coopstreams wrote them for gaps without records: these are dropped. Or the table
+        had a changelog then, and records overtook each other: then no offset describes
+        the state, and the task cannot open.
 
         Raises:
             LogError: retryable: the brokers did not answer.
@@ -283,12 +286,12 @@ class Restores:
         positions: Mapping[str, Mapping[KeyRange, int]],
         times: Mapping[str, int] = NO_TIMES,
     ) -> None:
-        """Restore the stores of a task; without any to restore, it is `finished` at
-        once.
+        """Begin to restore the stores of a task. If there is none to restore, the task
+        is `finished` at once.
 
         `positions`: where the task begins, for each store that is restored from its
-        source topic. `times`: the stream time at which each store begins, as far as it
-        is known.
+        source topic. `times`: the stream time at which each store begins, where it is
+        known.
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
@@ -333,7 +336,7 @@ class Restores:
         return TopicPartition(spec.source or self._changelog(spec), task.partition)
 
     def cancel(self, task: TaskId) -> None:
-        """Stop restoring for a task; restored rows stay in the database, with their
+        """Stop restoring for a task. Restored rows stay in the database, with their
         checkpoint.
         """
         for changelog in self._waiting.pop(task, set()):
@@ -357,11 +360,11 @@ class Restores:
         self._moved = True
 
     def step(self) -> bool:
-        """Fetch and apply once; return whether there is more to do.
+        """Fetch and apply records once; return whether restores are left.
 
         Raises:
             StateError: a database does not take the slices of a snapshot.
-            LogError: the brokers do not answer, or the schema registry does not.
+            LogError: the brokers or the schema registry do not answer.
         """
         self._changelogs.forget()
         if self._snapshot_restores:
@@ -412,8 +415,8 @@ class Restores:
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
-        """Fetch from the changelogs; check for recreated ones when an offset is out of
-        range or a restore is stuck.
+        """Fetch from the changelogs. If an offset is out of range or a restore is
+        stuck, check whether the changelog was recreated.
         """
         try:
             batches = self._reader.fetch(BATCH, LOOK_S)
@@ -428,7 +431,7 @@ class Restores:
 
     def _changed(self) -> bool:
         """Restart the restores whose changelog was recreated or has lost the next
-        record; return whether any was.
+        record; return whether there were any.
         """
         changed = False
         for changelog, job in self._jobs.items():
@@ -451,15 +454,15 @@ class Restores:
         return done
 
     def stuck(self) -> bool:
-        """Whether some restore has not moved for `PATIENCE_S`: an open transaction
-        keeps its changelog's end back.
+        """Return whether a restore has not moved for `PATIENCE_S`. Its changelog then
+        has an open transaction, which holds back the last stable offset.
         """
         return any(
             self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values()
         )
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:
-        """Return the progress of each store that a task still restores from its
+        """Return the progress of each store that a task is restoring from its
         changelog.
         """
         jobs = [
@@ -468,7 +471,7 @@ class Restores:
         return [job.restore.progress() for job in jobs if job is not None]
 
     def downloading(self, task: TaskId) -> list[DownloadProgress]:
-        """Return the progress of each store that a task still restores from a snapshot."""
+        """Return the progress of each store that a task is restoring from a snapshot."""
         from_snapshots = [
             self._snapshot_restores.get((task, changelog))
             for changelog in list(self._waiting.get(task, ()))
@@ -533,8 +536,8 @@ class Restores:
         wanted: _Wanted,
         bounds: Bounds,
     ) -> list[int]:
-        """Return the key groups whose checkpoints no restore can continue from: a
-        snapshot may have them.
+        """Return the key groups without a checkpoint from which a restore can continue.
+        A snapshot may have them.
         """
         if self._snapshots is None or wanted.spec.source is not None:
             return []  # snapshots are of changelogs, not of source topics
@@ -553,7 +556,7 @@ class Restores:
         groups: Sequence[int],
         known: Changelog,
     ) -> None:
-        """Begin the download of a store; the changelog restore follows it."""
+        """Begin the download of a store. Its restore from the changelog follows."""
         assert self._snapshots is not None
         bounds = replace(bounds, begins=wanted.stream_time)
         store = (wanted.database, wanted.spec)
@@ -570,7 +573,7 @@ class Restores:
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
-        """Begin the changelog restores of the stores whose downloads have ended."""
+        """Join the changelog restores of the stores whose downloads have ended."""
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
             ended = from_snapshot.download.look()
@@ -604,8 +607,8 @@ class Restores:
             self._done.append(task)
 
     def _assign(self) -> None:
-        """Have the reader read the changelogs of all jobs, and of each only the key
-        ranges to restore.
+        """Assign the changelogs of all jobs to the reader, each with the key ranges to
+        restore.
 
         Raises:
             LogError: the brokers did not answer; the next step does it again.
@@ -624,9 +627,9 @@ class Restores:
 
     @staticmethod
     def _ranges(job: _Job) -> list[KeyRange]:
-        """Return the ranges to restore, neighbours merged.
+        """Return the key ranges to restore, adjacent ranges merged.
 
-        All ranges together are the whole partition, where no key needs hashing.
+        A single range of the whole hash space spares the reader from hashing keys.
         """
         return WHOLE.minus(WHOLE.minus(job.ranges))
 
@@ -657,12 +660,13 @@ class Restores:
                 self._go_on(task)
 
     def _proven(self, changelog: TopicPartition, job: _Job) -> bool:
-        """Whether compaction has removed no row of a restore that is done.
+        """Return whether it is certain that compaction has removed no row of a finished
+        restore.
 
-        False: it is not known yet, and more is to be read.
+        False: it is not known yet, and more records are read.
 
         Raises:
-            ConfigError: it may have; the message has the cures.
+            ConfigError: a row may be missing; the message has the cures.
         """
         if job.check is None:
             job.check = self._checking(changelog, job)
@@ -675,7 +679,7 @@ class Restores:
         return job.check.done
 
     def _checking(self, changelog: TopicPartition, job: _Job) -> CompactedRows | None:
-        """Return what looks for missing rows; None if none can be missing."""
+        """Return a check for missing rows; None if no row can be missing."""
         unproven = job.restore.unproven
         if not unproven:
             return None
@@ -694,10 +698,12 @@ class Restores:
         job: _Job,
         lost: Lost,
     ) -> None:
-        """Restore from the start of the log what was restored from a checkpoint.
+        """Restore the key groups again from the start of the log, if they were restored
+        from a checkpoint.
 
         Raises:
-            ConfigError: it was restored from there; the message has the cures.
+            ConfigError: they were restored from the start of the log already; the
+            message has the cures.
         """
         start, stop = job.restore.unproven[lost.groups[0]]
         spec = job.restore.spec
@@ -747,10 +753,11 @@ class Restores:
 
 
 class Changelogs:
-    """Changelog topics at the brokers: ids, offsets and settings. Belongs to one thread.
+    """The changelog topics at the brokers: their ids, offsets and settings. Used by one
+    thread.
 
     The id and the settings of a topic are fetched once until `forget`: tasks that open
-    together need the same.
+    together need the same ones.
 
     Raises:
         LogError: the brokers do not answer.
@@ -768,7 +775,9 @@ class Changelogs:
         self._settings: dict[str, Mapping[str, str]] = {}
 
     def forget(self) -> None:
-        """Discard cached ids and settings: a topic may be recreated or reconfigured."""
+        """Discard the cached ids and settings: a topic may be recreated or
+        reconfigured.
+        """
         self._ids.clear()
         self._settings.clear()
 
@@ -779,8 +788,8 @@ class Changelogs:
     ) -> Bounds:
         """Return the bounds of a restore that begins now.
 
-        The target is the end of the changelog, unless `stops` has the end of each
-        range.
+        The target is the end of the changelog, or, with `stops`, the largest of these
+        ends.
         """
         return self.all_bounds({changelog: stops})[changelog]
 
@@ -788,8 +797,8 @@ class Changelogs:
         self,
         changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]],
     ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of each of these changelogs, with its stops; one request
-        fetches the ends.
+        """Return the bounds of a restore of each changelog, by its `stops`. All ends
+        are fetched in one request.
         """
         asked_ms = self._clock_ms()
         ids = {changelog: self.topic_id(changelog.topic) for changelog in changelogs}
@@ -809,9 +818,9 @@ class Changelogs:
 
     def check_compacted(self, stores: Mapping[str, str]) -> None:
         """Check that the brokers delete no rows of these changelogs, as far as this
-        process may read their settings.
+        process may read the topics' settings.
 
-        `stores`: the store that each keeps, by topic.
+        `stores`: the name of each topic's store.
         """
         found = []
         for topic, store in stores.items():
@@ -826,7 +835,7 @@ class Changelogs:
     def compacted_until_ms(self, topic: str) -> int | None:
         """Return the time before which records were old enough to be compacted.
 
-        None: the topic is not compacted, as far as this process may read its settings.
+        None: the topic is not compacted, or this process may not read its settings.
         """
         settings = self._settings_of(topic)
         if "compact" not in settings.get("cleanup.policy", ""):
@@ -859,8 +868,8 @@ class Changelogs:
         return self._ids[topic]
 
     def _settings_of(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic; none if this process may not read them: then
-        Kafka's defaults apply.
+        """Return the settings of a topic. They are empty, so that Kafka's defaults
+        apply, if this process may not read them.
         """
         if topic not in self._settings:
             try:
@@ -888,9 +897,10 @@ def _first_record_in_runs(
     parted: Sequence[Segment],
     host: Host,
 ) -> int | None:
-    """Return the offset of a record of these hashes in the done runs of their segment.
+    """Return the offset of a record that lies in the done runs of its segment; None:
+    there is none.
 
-    `parted`: segments with runs. None: there is no such record.
+    `parted`: the segments with done runs.
 
     Raises:
         LogError: retryable: the brokers did not return all records in time.

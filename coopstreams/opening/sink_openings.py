@@ -1,12 +1,12 @@
 """Opens the sessions of tasks with external sinks.
 
-An unavailable sink may take long to fail, so each opening has a thread of its own,
-which retries until the sink answers. No other task waits for it, and `why` has the
-reason.
+A sink that is unavailable may take long to fail. So each session is opened by a thread
+of its own, which retries until the sink answers. No other task waits for it, and `why`
+returns the reason.
 
-Invariant: a session is opened behind the barrier, with the positions of the group
-known. So a partition unknown to the sink was never applied if the group has no position
-either; otherwise the sink has lost it.
+Invariant: a session is opened after the barrier, when the group's positions are known.
+So if a partition unknown to the sink has no position in the group, none of its records
+were ever applied; if it has one, the sink has lost its own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Opening:
 
 
 class SinkOpenings:
-    """The sessions that are being opened. Methods are called by the opener thread;
-    `why` by any.
+    """The sessions that are being opened. The opener thread calls its methods; any
+    thread may call `why`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SinkOpenings:
         self._host.thread(run, f"sink-{node.name}").start()
 
     def take(self) -> list[tuple[TaskId, SinkSession]]:
-        """Return the sessions that are open, once each.
+        """Return the newly opened sessions, each of them once.
 
         Raises:
             ConfigError: a sink cannot take the records, or lacks positions that it
@@ -100,19 +100,21 @@ class SinkOpenings:
         return taken
 
     def cancel(self, task: TaskId) -> None:
-        """Cancel the session of a task, open or not."""
+        """Give up the session of a task; close it if it is open."""
         if (opening := self._openings.pop(task, None)) is not None:
             opening.left.set()
             if opening.done.is_set() and opening.session is not None:
                 opening.session.close()
 
     def close(self) -> None:
-        """Cancel all sessions that are not taken."""
+        """Give up all sessions that `take` has not returned."""
         for task in list(self._openings):
             self.cancel(task)
 
     def why(self, task: TaskId) -> str | None:
-        """Return why a task waits for its sink, in words; None: it does not."""
+        """Return what a task waits for before its sink is open, in words; None: it
+        waits for no sink.
+        """
         opening = self._openings.get(task)
         return None if opening is None else opening.why
 
@@ -123,7 +125,7 @@ class SinkOpenings:
         source: TopicPartition,
         progress: Progress,
     ) -> SinkSession | None:
-        """Return the session; None: it was given up before."""
+        """Return the session; None: `cancel` gave it up first."""
         pause_s = FIRST_PAUSE_S
         opening.why = f'sink "{node.name}" to be opened'
         while not opening.left.is_set():
