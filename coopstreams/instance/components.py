@@ -1,5 +1,5 @@
-"""The components of an instance: cluster, topics, programs, state folder, metrics;
-built and connected once.
+"""The components of an instance: cluster, topics, programs, state folder, metrics. They
+are built and connected once.
 
 Invariant: everything opened here is closed here, in the opposite order.
 """
@@ -90,12 +90,12 @@ log = logging.getLogger(__name__)
 WATCHING_S = 1.0
 """How long the watcher waits for one answer."""
 COMPARE_EVERY_S = 60.0
-"""Time between two comparisons of topic ids and partition counts."""
+"""The time between two comparisons of topic ids and partition counts."""
 
 
 class Components:
-    """The components of one instance, from which it builds its threads. A context
-    manager, which closes them.
+    """The components from which one instance builds its threads. A context manager,
+    which closes them.
     """
 
     @staticmethod
@@ -104,17 +104,16 @@ class Components:
         config: Config,
         wiring: Wiring = KAFKA,
     ) -> Components:
-        """Build the components: brokers reached, topics checked and created, state
-        folder locked.
+        """Return the components: the brokers are reached, topics checked and created,
+        the state folder is locked.
 
         Raises:
             ConfigError: a store's engine is not available, a schema does not fit, a
-                changelog was deleted, or is another framework's, or a backfill waits to
-                be published.
+            changelog was deleted, or is another framework's, or a backfill waits to be
+            published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
-            TopologyError, UnknownTopicError: the topics do not fit the topology, or the
-            state of its last version does
-                not.
+            TopologyError, UnknownTopicError: the topics, or the state of the last
+            version, do not fit the topology.
             StateLockedError: another process uses the state folder.
         """
         application = config["application.id"]
@@ -175,15 +174,15 @@ class Components:
         deployed: LastVersion,
         closing: ExitStack,
     ) -> None:
-        """Open what needs a checked program.
+        """Open the parts that need a checked program.
 
-        `watching`: a second client of the same cluster, for the watcher: short
-        time-outs, and its requests delay no other thread. `closing`: closes what is
+        `watching`: a second client of the same cluster, for the watcher: it has short
+        time-outs, and its requests delay no other thread. `closing`: closes the parts
         opened here.
         """
         config = plan.config
         self.plan = plan
-        """The plan that runs. The control thread replaces it as a whole."""
+        """The present plan. The control thread replaces it as a whole."""
         self.wiring = wiring
         self.host = wiring.host
         self.log = cluster
@@ -250,16 +249,18 @@ class Components:
         self._closing.close()
 
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
-        """Return the timestamp extractor of a source topic, by the plan of now."""
+        """Return the timestamp extractor of a source topic in the present plan."""
         return self.plan.timestamp_of(topic)
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return the operator times of a source topic, by the plan of now."""
+        """Return the function that computes operator times of a source topic, in the
+        present plan.
+        """
         return self.plan.operator_times_of(topic)
 
     def writers_of(self, topic: str) -> int | None:
-        """Return the number of source partitions of the writers of a timed topic, by
-        the plan of now; None: it is none.
+        """Return the number of the source partitions whose tasks write to a timed
+        topic, in the present plan; None: the topic is not timed.
         """
         return self.plan.resolved.writers.get(topic)
 
@@ -299,7 +300,7 @@ class Components:
         )
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
-        """Return the thread that watches for new topics, not yet started."""
+        """Return the thread that looks for new topics, not yet started."""
         return PatternSubscription(
             self.log,
             self.plan.built,
@@ -341,7 +342,7 @@ class Components:
         )
 
     def written(self) -> frozenset[str]:
-        """Return all topics that the application writes to now."""
+        """Return all topics to which the application writes, in the present plan."""
         return self.plan.written
 
     def opener(
@@ -428,7 +429,7 @@ class Components:
         stall_detector: StallDetector,
         emit: Callable[[Event], None],
     ) -> TopicChanges:
-        """Return what compares topics with those that running tasks were opened with."""
+        """Return the object that compares topics with those of the running tasks."""
         return TopicChanges(
             self.watching,
             self.plan.changelog,
@@ -479,8 +480,8 @@ class Components:
             emit(changed)
 
     def grown(self) -> Mapping[str, str]:
-        """Return the source topics that have got partitions, which no task reads, in
-        words.
+        """Return a sentence for each source topic that has got partitions, which no
+        task reads.
         """
         return grown(
             self.plan.topology,
@@ -489,7 +490,9 @@ class Components:
         )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
-        """Return a task, ready to run on the thread of this committer."""
+        """Return a task, ready to run on the thread of the committer `dead_letter`,
+        which writes its dead letters.
+        """
         plan = self.plan
         config = plan.config
         tally = Tally()
@@ -525,7 +528,7 @@ class Components:
         return Task(opened, program, on_failure, tally, settings, services)
 
     def partitions(self, topic: str) -> int:
-        """Return the partition count of a topic that the application writes to.
+        """Return the partition count of a topic to which the application writes.
 
         Raises:
             UnknownTopicError: it does not exist.
@@ -538,7 +541,7 @@ class Components:
         return count
 
     def closed(self, task: Task) -> None:
-        """Release the database of a task that has ended here, and remove its metrics."""
+        """Release the database of a closed task, and remove its metrics."""
         self.databases.leave(task.id)
         self.tallies.closed(task)
         self.metrics.task_closed(task.id)
@@ -561,11 +564,11 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
 
 
 def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
-    """Return the bound on the buffers of one task, given the partition count of each
-    sub-topology.
+    """Return the memory limit of one task's buffers. `partitions`: the partition count
+    of each sub-topology.
 
-    The buffers of a process keep to the setting, also if it has all tasks: a partition
-    is cut into as many key ranges as there are threads for it.
+    The buffers of a process keep to the setting even if it has all tasks: a partition
+    is divided into as many key ranges as there are threads for it.
     """
     # Without a record cache updates are forwarded one by one; the write buffer still
     # keeps recent rows.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GIVE_UP_S = 5.0
-"""How long a block that is given up while it is entered waits for the end of the
-instance: brokers may be silent.
+"""How long a block that fails while it is entered waits for the end of the instance:
+brokers may not answer.
 """
 
 
@@ -53,24 +53,25 @@ class CoopStreams:
     """One instance of an application: a process of the group, with its tasks, state and
     query server.
 
-    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a
-    thread of its own, which suits notebooks and tests. `async with` is that for
-    asyncio: nothing blocks the event loop, and an error that ends the instance cancels
-    the block and is raised by it.
+    `run()` blocks until `stop()`, Ctrl-C or SIGTERM. As a context manager the instance
+    runs on a thread of its own, which suits notebooks and tests. `async with` does the
+    same for asyncio: nothing blocks the event loop, and an error that ends the instance
+    cancels the block and is raised by it.
 
     `on_state(new, old)` is called at each change of `state`, by the thread that changes
-    it. `on_error(error)` is called when an error ends a stream thread, and answers with
-    a `StreamThreadExceptionResponse`; without it this instance ends. The methods of
+    it. `on_error(error)` is called when an error ends a stream thread, and returns a
+    `StreamThreadExceptionResponse`; without it this instance ends. The methods of
     `restore_listener` are called while stores are restored, by the threads that restore
     them.
 
-    It runs once: to try again after an error, make another one. Thread-safe.
+    An instance runs once: to try again after an error, create another one. Thread-safe.
 
     Raises (`run`):
         ConfigError, TopologyError: before any connection, or when the topics do not fit
-        the topology. LogError: Kafka cannot be reached, or refused a request.
-        ProcessingError: a record failed and its handler says `fail`. RuntimeError: it
-        has run before.
+        the topology.
+        LogError: Kafka cannot be reached, or refused a request.
+        ProcessingError: a record failed and its handler says `fail`.
+        RuntimeError: it has run before.
     """
 
     def __init__(
@@ -118,18 +119,19 @@ class CoopStreams:
                 signal.signal(number, handler)
 
     def stop(self) -> bool:
-        """Ask the instance to drain and end; return at once; before `run`, too.
+        """Ask the instance to drain and end, and return at once. It may be called
+        before `run`.
 
-        Shape: True if it has begun to join the group, so that `run` has to drain before
-        it returns.
+        Shape: True if the instance has begun to join the group, so that `run` has to
+        drain before it returns.
         """
         self._stopped.set()
         instance = self._instance
         return instance is not None and instance.stop()
 
     def pause(self) -> None:
-        """Process nothing from now on, and punctuate nothing, until `resume`. Any
-        thread, and before `run` too.
+        """Stop processing records and punctuations until `resume`. Any thread may call
+        it, even before `run`.
 
         The instance keeps its tasks. It goes on to commit what it has processed, to
         restore and to answer queries.
@@ -137,33 +139,34 @@ class CoopStreams:
         self._pause(True)
 
     def resume(self) -> None:
-        """Process again after `pause`."""
+        """Process records and punctuations again after `pause`."""
         self._pause(False)
 
     @property
     def paused(self) -> bool:
-        """Whether processing is paused, here or over HTTP."""
+        """Whether processing is paused, by `pause` or over HTTP."""
         instance = self._instance
         return self._paused if instance is None else instance.paused
 
     def add_stream_thread(self) -> str | None:
         """Start one more stream thread; return its name at once.
 
-        The group learns of it and cuts the key ranges again; it has tasks as soon as
-        they have moved. None: the instance does not run (yet, or any more).
+        The group then cuts the key ranges again; the thread has tasks as soon as they
+        have moved. None: the instance does not run (yet, or any more).
         """
         return None if self._instance is None else self._instance.add_thread()
 
     def remove_stream_thread(self) -> str | None:
         """End a stream thread; return its name at once.
 
-        It commits, and its tasks move to the other threads and instances. None: the
-        instance does not run, or this is its last thread: `pause` it, or `stop` it.
+        The thread commits, and its tasks move to the other threads and instances. None:
+        the instance does not run, or this is its last thread: `pause` or `stop` the
+        instance.
         """
         return None if self._instance is None else self._instance.remove_thread()
 
     def status(self) -> dict[str, Any] | None:
-        """Return the status of this instance, as `/v1/status` reports each; None before
+        """Return the status of this instance, in the form of `/v1/status`; None before
         it runs.
         """
         if self._serving is None:
@@ -174,7 +177,7 @@ class CoopStreams:
         return report
 
     def store(self, name: str) -> ReadOnlyStore:
-        """Return a store of this instance, to be read without HTTP: the keys that this
+        """Return a store of this instance, to read without HTTP the keys that this
         instance owns.
 
         Raises:
@@ -192,8 +195,8 @@ class CoopStreams:
         """Return the paths of the query server as an ASGI app, for `mount` of Starlette
         or FastAPI.
 
-        It answers inside of `async with` of this instance, on the event loop of that
-        block; otherwise with 503.
+        The app answers while this instance's `async with` block runs, on the event loop
+        of that block; otherwise with 503.
 
         Raises:
             ConfigError: the extra `http` is missing.
@@ -296,8 +299,8 @@ class CoopStreams:
         self._raise_or_tell(error)
 
     def _raise_or_tell(self, error: BaseException | None) -> None:
-        """Raise what has ended the instance, if anything has; if the block has an
-        `error` already, tell it there.
+        """Raise the error that has ended the instance, if there is one. If the block
+        has an `error` already, add a note to that one.
         """
         if self._error is not None and error is None:
             raise self._error
@@ -379,8 +382,8 @@ class CoopStreams:
                 instance.release()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
-        """Start the query server; it runs before the group knows this instance and
-        until after it has left.
+        """Start the query server. It runs from before the group knows this instance
+        until after it has left the group.
         """
         config = self.config
         if not config["http.listen"]:
@@ -411,7 +414,7 @@ class CoopStreams:
 
 
 class _Block:
-    """The block of an `async with`: it is cancelled if the instance fails meanwhile.
+    """The block of an `async with`. It is cancelled if the instance fails meanwhile.
     Used on the event loop.
     """
 
@@ -424,15 +427,15 @@ class _Block:
         self._serving = AsyncExitStack()
 
     def end(self, *, failed: bool) -> None:
-        """Note that the instance has ended, on any of its threads."""
+        """Note that the instance has ended. Any of its threads may call it."""
         with suppress(
             RuntimeError
         ):  # the loop is closed: the block was given up before the instance had drained
             self._loop.call_soon_threadsafe(self._end, failed)
 
     def was_cancelled(self, error: BaseException) -> bool:
-        """Whether this error ends the block because it was cancelled here, and not by
-        other code.
+        """Return whether this error ends the block because it was cancelled here, and
+        not by other code.
         """
         if not self._cancelled or not isinstance(error, asyncio.CancelledError):
             return False
@@ -440,11 +443,11 @@ class _Block:
         return self._task.uncancel() == 0
 
     async def serve(self, mounted: MountedApp, app: QueryApp) -> None:
-        """Answer queries until `close`."""
+        """Answer queries at `mounted` until `close`."""
         await self._serving.enter_async_context(mounted.serving(app))
 
     async def close(self) -> None:
-        """Answer no more queries."""
+        """Stop answering queries."""
         await self._serving.aclose()
 
     def _end(self, failed: bool) -> None:
@@ -455,8 +458,11 @@ class _Block:
 
 
 def _check_snapshots(url: str) -> None:
-    """Check that snapshots can be read here, before a restore needs one. The storage is
-    not contacted.
+    """Check that snapshots can be read here, before a restore needs one, without
+    contacting the storage.
+
+    Raises:
+        ConfigError: they cannot be read; the message says why.
     """
     try:
         absent = Storage(url).absent
@@ -473,7 +479,7 @@ def _check_snapshots(url: str) -> None:
 def _on_signals(stop: Any) -> dict[int, Any]:
     """Have Ctrl-C and SIGTERM call `stop`; return the previous handlers.
 
-    Only the main thread can set signal handlers; on other threads they are left alone.
+    Only the main thread can set signal handlers; on other threads they are not changed.
     `coopstreams run` sets its own.
     """
     if threading.current_thread() is not threading.main_thread() or listening():

@@ -6,8 +6,8 @@
 The control thread owns the reader and the task registry; all other threads send it
 events. It never blocks for longer than one fetch.
 
-Invariant: a task reaches a stream thread only through the opener, and the group hears
-`released` only after `Closed`.
+Invariant: a task reaches a stream thread only through the opener, and a task is
+released to the group only after `Closed`.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""Longest time the control thread waits for records; an event in its inbox ends the
-wait.
+"""The longest time for which the control thread waits for records. An event in its
+inbox ends the wait.
 """
 DOUBT_S = 0.05
-"""How often the control thread checks, while an error is held, whether the group has
-confirmed this process.
+"""How often the control thread checks whether the group has confirmed this process,
+while an error is held.
 """
 
 
 class Instance:
-    """The control thread of a process: `run` until `stop`.
+    """The control thread of a process, from `run` until `stop`.
 
     Thread-safe: public methods send events to the control thread, and what others read
     (`standing`, `stalls`) is replaced as a whole.
@@ -93,11 +93,11 @@ class Instance:
         self._opened: dict[TaskId, Incarnation] = {}
         self._assigned: Assigned | None = None
         self.standing = Standing()
-        """What other threads read of this instance: replaced as a whole."""
+        """What other threads read of this instance. Replaced as a whole."""
         self._stop = self._host.signal()
         self.begun = False
-        """Whether the instance has asked, or is about to ask, to join the group: then
-        `stop` has to drain.
+        """Whether the instance has asked to join the group, or is about to ask. From
+        then on, it has to drain when it stops.
         """
         # Whether threads were started, which close what they use.
         self._threaded = False
@@ -105,8 +105,8 @@ class Instance:
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
-        """Dead stream threads: when the successor's back-off ends, and the error of the
-        dead thread.
+        """The dead stream threads: when the back-off of the successor ends, and the
+        error of the dead thread.
         """
         plan = components.plan
         self._dispatcher = Dispatcher(
@@ -153,11 +153,12 @@ class Instance:
         )
 
     def run(self) -> None:
-        """Run as a member of the group until `stop`; then drain, commit, leave.
+        """Run as a member of the group until `stop`; then close the tasks, commit and
+        leave the group.
 
         Raises:
             ProcessingError: a record failed and the handler says `fail`.
-            CoopStreamsError: an error that repetition does not cure; names it and its
+            CoopStreamsError: an error that repetition does not cure. It names its
             place.
         """
         self.components.globals.load(self._stop.is_set)
@@ -211,8 +212,8 @@ class Instance:
         return self.begun
 
     def release(self) -> None:
-        """Close the clients of threads that were not started, because `run` was not
-        called, or did not begin.
+        """Close the clients of threads that were never started, because `run` was not
+        called or failed early.
         """
         if not self._threaded:
             for close in (
@@ -223,10 +224,10 @@ class Instance:
                 close()
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume processing.
+        """Pause or resume the processing of records.
 
-        A paused instance stays a member of the group with its tasks, which are
-        restored, commit and answer queries.
+        A paused instance stays a member of the group with its tasks. It goes on to
+        restore them, to commit and to answer queries.
         """
         if paused is not self.paused:
             log.info("processing is paused" if paused else "processing goes on")
@@ -239,22 +240,22 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether records wait to be processed or fetched: fetching takes the
-        interpreter, too.
+        """Whether records wait to be processed or fetched. Fetching counts because it
+        takes the interpreter as well.
         """
         return not self.paused and (
             any(thread.backlog for thread in self._threads) or self._dispatcher.behind
         )
 
     def add_thread(self) -> str | None:
-        """Ask for one more stream thread; return its name. None: it does not run (yet,
-        or any more).
+        """Ask for one more stream thread; return its name. None: the instance does not
+        run (yet, or any more).
         """
         return self._threads.add() if self._runs else None
 
     def remove_thread(self) -> str | None:
-        """Ask for the end of a stream thread; return its name. None: it does not run,
-        or it is the last.
+        """Ask a stream thread to end; return its name. None: the instance does not run,
+        or it is the last thread.
         """
         return self._threads.remove() if self._runs else None
 
@@ -264,16 +265,16 @@ class Instance:
 
     @property
     def stalls(self) -> StallDetector:
-        """What the watcher has found about tasks that stand still."""
+        """The stalled tasks that the watcher has found."""
         return self._watcher.stalls
 
     @property
     def reader(self) -> Dispatcher:
-        """The reader, which says where it is."""
+        """The dispatcher, which knows the reader's positions."""
         return self._dispatcher
 
     def _why_none_dealt(self) -> str:
-        """Return why share threads take no records now; empty: they do."""
+        """Return why share threads may take no records now; empty: they may."""
         if self.paused:
             return "processing is paused"
         standing = self.standing
@@ -284,7 +285,7 @@ class Instance:
         )
 
     def _publish(self) -> None:
-        """Tell other threads how things stand."""
+        """Replace `standing`, which other threads read."""
         self.standing = Standing(
             self._assigned,
             dict(self.registry.states),
@@ -299,7 +300,7 @@ class Instance:
 
     def _turn(self) -> Failed | None:
         """Handle the events, then fetch once, unless an error is held. Return an error
-        that counts.
+        that ends the instance or a thread; None: there is none.
         """
         failure = self._handle_events()
         if failure is not None:
@@ -310,8 +311,8 @@ class Instance:
         return self._fetch()
 
     def _handle_events(self) -> Failed | None:
-        """Handle the events that have come; wait for one if nothing can be fetched.
-        Return an error that counts.
+        """Handle the events that have come; wait for one if there is nothing to fetch.
+        Return an error that is not held back; None: there is none.
         """
         wait_s = 0.0
         if self._doubts.held:
@@ -335,8 +336,8 @@ class Instance:
         return None
 
     def _note_state(self) -> None:
-        """Tell the listeners whether all tasks are open; then spread them over the
-        threads, if one was added.
+        """Tell the listeners whether all tasks are open. If so, spread the tasks over
+        the threads after a thread was added.
         """
         settled = self._settled()
         self.lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
@@ -345,7 +346,9 @@ class Instance:
             self._do(self.registry.reopen(moving))
 
     def _fetch(self) -> Failed | None:
-        """Fetch once, and hand the records to the stream threads."""
+        """Fetch once, and hand the records to the stream threads; return an error that
+        is not held back.
+        """
         try:
             if self._dispatcher:
                 self._dispatcher.move(WAIT_S)
@@ -360,8 +363,8 @@ class Instance:
         return None
 
     def _tell(self, event: Event) -> None:
-        """Put an event into the control thread's inbox, and end its wait, on any
-        thread and from signal handlers.
+        """Put an event into the control thread's inbox, and end its wait. Any thread
+        and signal handlers may call it.
         """
         self._inbox.put(event)
         self._dispatcher.wake()
@@ -382,10 +385,9 @@ class Instance:
 
     def _settle_doubts(self) -> Failed | None:
         """Return the first held error that counts, because the group has confirmed this
-        member, or its cause.
+        member, or the cause of that error.
 
-        Errors that are void are dropped; the stream threads that died of them are
-        replaced.
+        Void errors are dropped; the stream threads that died of them are replaced.
         """
         counts, void = self._doubts.settle(self.member.confirmed)
         self._publish()
@@ -399,7 +401,7 @@ class Instance:
         return None if counts is None else self._topic_changes.explained(counts)
 
     def _failed_at_last(self) -> Failed | None:
-        """Return the error of a stream thread that failed while the instance drained."""
+        """Return the error of a stream thread that failed while the instance closed."""
         if doubtful := next(
             (
                 held.failure
@@ -417,7 +419,7 @@ class Instance:
         return None
 
     def _handle(self, event: Event) -> Failed | None:
-        """Handle one event; return the error that it brings."""
+        """Handle one event; return the error that it reports."""
         match event:
             case Failed(thread=thread):
                 if thread is not None:
@@ -446,8 +448,8 @@ class Instance:
         return None
 
     def _take_assignment(self, event: Assigned) -> Failed | None:
-        """Open and give up tasks as the group wants it; return the error with which
-        another process has all stop.
+        """Open and close tasks as an assignment says. Return the error with which
+        another process stops all instances; None: no process does.
         """
         self._say_why(event.waits)
         self._assigned = event
@@ -469,8 +471,8 @@ class Instance:
         return None
 
     def _read_topics(self, resolved: ResolvedTopology) -> None:
-        """Read the topics that match the patterns now; tasks with others are opened
-        again.
+        """Replace the plan by one with the topics that match the patterns now. Tasks
+        whose topics have changed are opened again.
         """
         before = self.components.plan
         plan = self.components.plan = replace(before, resolved=resolved)
@@ -482,8 +484,8 @@ class Instance:
         self,
         event: Opened | Closed | Aborted | Cancelled,
     ) -> Failed | None:
-        """Note what has become of tasks. An earlier incarnation of a task was already
-        given up.
+        """Apply an event about tasks. Events of an earlier incarnation of a task are
+        ignored: it was given up already.
         """
         match event:
             case Opened(incarnation):
@@ -510,8 +512,8 @@ class Instance:
         return None
 
     def _change_threads(self, event: ThreadAdded | ThreadRemoved | ThreadEnded) -> None:
-        """Start a stream thread, have one end, or forget one that has ended; the group
-        learns how many there are.
+        """Start a stream thread, ask one to end, or forget one that has ended. The
+        group learns the number of threads.
         """
         match event:
             case ThreadAdded(number):
@@ -530,8 +532,8 @@ class Instance:
                 self._threads.ended(number)
 
     def _say_why(self, waits: str) -> None:
-        """Log when this process gets no tasks any more, with the reason, or gets tasks
-        again.
+        """Log when the group stops giving this process tasks, with the reason, and when
+        it starts again.
         """
         waited = self.standing.waits
         if waits and not waited:
@@ -544,16 +546,16 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Whether this is a group member whose tasks are all open, and which the group
-        does not refuse tasks.
+        """Return whether this process is a group member that the group does not refuse
+        tasks, and all of its tasks are open.
         """
         return self._takes_tasks() and all(
             state is State.RUNNING for state in self.registry.states.values()
         )
 
     def _takes_tasks(self) -> bool:
-        """Whether this is a group member that the group does not refuse tasks; not if
-        the membership was lost since.
+        """Return whether this process is a group member that the group does not refuse
+        tasks. False after the membership was lost.
         """
         return (
             self._assigned is not None
@@ -562,8 +564,8 @@ class Instance:
         )
 
     def _replace(self, failure: Failed) -> None:
-        """Start a successor of a dead stream thread; its tasks are opened again from
-        the log.
+        """Start the successor of a dead stream thread. The thread's tasks are opened
+        again from the log.
         """
         assert failure.thread is not None
         now = self._host.now()
@@ -587,8 +589,8 @@ class Instance:
         self._do(self.registry.aborted([task.id for task in tasks]))
 
     def _end_application(self, error: BaseException) -> None:
-        """Stop all instances: the member info of this one carries the error, which all
-        get with the next assignment.
+        """Stop all instances: the member info of this one carries the error, and all
+        members get it with the next assignment.
         """
         self.presence.end(error)
         session_s = self.components.plan.config["session.timeout.ms"] / 1000
@@ -637,7 +639,7 @@ class Instance:
             self.member.released(released, self._assigned.serial)
 
     def _drop(self, opened: Incarnation) -> None:
-        """Close what was opened for a task that is not wanted any more."""
+        """Close what was opened for a task that is no longer wanted."""
         if opened.sink is not None:
             opened.sink.close()
         self.components.databases.leave(opened.id)
@@ -661,8 +663,8 @@ class Instance:
             self.components.closed(task)
 
     def _close(self, *, clean: bool) -> None:
-        """Close everything, in order: stop reading, commit, leave the group, close the
-        reader. Each, whatever fails.
+        """Close all parts in order: stop reading, commit, leave the group, close the
+        reader. A part that fails does not stop the others.
         """
         deadline = (
             self._host.now()

@@ -1,15 +1,15 @@
 """Deletes the state of key ranges that earlier runs of an instance have left on its
 disk.
 
-A range that is revoked is deleted when it is released. But a process that was killed,
-stopped, or removed from the group releases nothing, and may get other ranges when it is
-back. What it had is kept for a while, because it often comes back. Then it is deleted:
-otherwise each process would end with the state of all key ranges, and the time segments
-of windows, which are dropped once they have expired for all key groups, would stay for
-ever.
+A revoked range is deleted when it is released. But a process that was killed, stopped,
+or removed from the group releases nothing, and may get other ranges when it is back.
+Its old state is kept for a while, because it often gets the same ranges again. Then the
+state is deleted. Otherwise each process would end with the state of all key ranges, and
+the time segments of windows, which are dropped once they have expired for all key
+groups, would stay for ever.
 
 Invariant: nothing is deleted while the instance is not in the group, or gets no tasks
-for now: they may come back.
+for now: the ranges may come back.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from coopstreams.topology.errors import StateError
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
-"""How long an instance is in the group before it deletes what is on its disk and not of
-its tasks.
+"""How long an instance is in the group until it deletes state on its disk that none of
+its tasks has. Units: seconds.
 
 Source: Kafka Streams' `state.cleanup.delay.ms`.
 """
 
 
 class Leftovers:
-    """The state on the disk of an instance that none of its tasks has. Used by the
-    control thread.
+    """The state on an instance's disk that none of its tasks has. Used by the control
+    thread.
     """
 
     def __init__(self, databases: Databases, registry: TaskRegistry) -> None:
@@ -43,14 +43,14 @@ class Leftovers:
         self._due = inf
 
     def note(self, member: bool, now: float) -> None:
-        """Note whether this is a member of the group that gets tasks."""
+        """Note whether this process is a member of the group that gets tasks."""
         if member is not self._member:
             self._member = member
             self._due = now + KEPT_S if member else inf
 
     def look(self, now: float) -> None:
-        """Delete what no task of the registry has, every `KEPT_S`: a database that is
-        about to be opened waits.
+        """Delete the state that no task of the registry has, every `KEPT_S`. Databases
+        that are about to be opened are kept.
         """
         if now < self._due:
             return

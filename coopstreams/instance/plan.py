@@ -1,8 +1,7 @@
-"""What an instance runs, and the names under which it does: configuration, program,
-topics, ids.
+"""What an instance runs, and its names: configuration, program, topics, ids.
 
-Invariant: a plan never changes. Where other topics match a pattern, another plan takes
-its place as a whole.
+Invariant: a plan never changes. If other topics match a pattern, a new plan replaces it
+as a whole.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Plan:
     resolved: ResolvedTopology
     """The topology that runs."""
     process_id: str
-    """The id of the state folder, which stays the same after a restart."""
+    """The id of the state folder. It stays the same after a restart."""
     process: str
     """The name of this run of the process."""
 
@@ -62,15 +61,17 @@ class Plan:
         return self.programs[number].subtopology
 
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
-        """Return the timestamp extractor of a source topic, for the reader."""
+        """Return the timestamp extractor of a source topic, for the reader; None: it
+        has none.
+        """
         for program in self.programs.values():
             if topic in program.timestamp_of:
                 return program.timestamp_of[topic]
         return None
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return the operator times of a source topic, which the reader hands to tasks
-        that share a partition.
+        """Return the function by which the reader computes operator times of a source
+        topic, for tasks that share a partition; None: it needs none.
         """
         for program in self.programs.values():
             if topic in program.subtopology.topics:
@@ -78,8 +79,8 @@ class Plan:
         return None
 
     def transactional_id(self, thread: int) -> str:
-        """Return the transactional id of a stream thread: the same after a restart on
-        the same state folder.
+        """Return the transactional id of a stream thread. It stays the same after a
+        restart on the same state folder.
         """
         return f"{self.application}-{self.process_id}-{thread}"
 
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def subscribed(self) -> list[str]:
-        """All topics that the group commits offsets for.
+        """All topics for which the group commits offsets.
 
         The commit topic is among them: brokers expire the offsets of topics to which no
         member subscribes.
@@ -119,8 +120,8 @@ class Plan:
 
     @property
     def results(self) -> frozenset[str]:
-        """Those of them that have records of its program, internal ones and dead
-        letters included.
+        """The topics to which the program's records are written, including internal
+        topics and dead letters.
         """
         internal = {topic.name for topic in self.topics.internal}
         letters = dead_letter_topics(self.topology, self.config)
@@ -128,7 +129,7 @@ class Plan:
 
     @property
     def purged(self) -> frozenset[str]:
-        """The repartition topics: their records are deleted when they have been
+        """The repartition topics, whose records are deleted when they have been
         processed.
         """
         nodes = (node for part in self.topology.subtopologies for node in part.nodes)

@@ -1,5 +1,5 @@
-"""What a process tells the group of itself: its name and address, its stream threads,
-and whether they move.
+"""What a process tells the other members of the group: its name and address, its stream
+threads, and whether they make progress.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from coopstreams.instance.plan import Plan
 from coopstreams.instance.stream_threads import StreamThreads
 
 ENDING_CHARACTERS = 500
-"""Most characters of an error that all members of the group get: brokers limit the size
-of member metadata.
+"""The most characters of an error that all members of the group get: brokers limit the
+size of member metadata.
 """
 
 
 class Presence:
-    """The presence of one process in the group. The control thread changes it; the
-    thread of the group reads it.
+    """What one process tells the group of itself. The control thread changes it; the
+    group's thread reads it.
     """
 
     def __init__(
@@ -29,21 +29,25 @@ class Presence:
         announced: Callable[[], tuple[Runs, ...]],
         host: Host,
     ) -> None:
-        """`announced`: returns the sub-topologies as the group is to know them."""
+        """`announced`: returns the sub-topologies as this member announces them to the
+        group.
+        """
         self._plan = plan
         self._threads = threads
         self._announced = announced
         self._host = host
         self.url: str | None = None
-        """The address of the query server."""
+        """The address of the query server; None: there is none."""
         self._ending = ""
 
     def end(self, error: BaseException) -> None:
-        """Tell all members from now on to stop because of this error."""
+        """Have all members of the group stop because of this error, from the next
+        assignment on.
+        """
         self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
 
     def info(self) -> MemberInfo:
-        """Return what the other members are to know."""
+        """Return what the other members get to know of this process."""
         threads, numbers = self._threads.capacity()
         ids: tuple[str, ...] = ()
         if self._plan.config.exactly_once:
@@ -59,16 +63,16 @@ class Presence:
         )
 
     def alive(self) -> bool:
-        """Whether every stream thread has moved lately; otherwise this member leaves
-        (`max.poll.interval.ms`).
+        """Return whether every stream thread has made progress within
+        `max.poll.interval.ms`. If not, this member leaves the group.
         """
         limit_s = self._plan.config["max.poll.interval.ms"] / 1000
         now = self._host.now()
         return all(now - thread.moved_at < limit_s for thread in self._threads)
 
     def known_threads(self, cluster: Cluster) -> list[int]:
-        """Return the numbers of the stream threads whose transactional ids all members
-        of a generation know.
+        """Return the numbers of the stream threads whose transactional ids are known to
+        all members of a generation.
         """
         _, numbers = self._threads.capacity()
         if not self._plan.config.exactly_once:

@@ -1,8 +1,8 @@
-"""Reads stores of this process without HTTP: the keys that this instance owns, as
+"""Reads the stores of this process without HTTP: the keys that this instance owns, as
 Python values.
 
-Invariant: as over HTTP, committed state; None means that this instance owns the key and
-has no such row.
+Invariant: as over HTTP, only committed state is read; None means that this instance
+owns the key and has no row of it.
 Source: Kafka Streams `KafkaStreams.store`, `ReadOnlyKeyValueStore`,
 `ReadOnlyWindowStore`, `ReadOnlySessionStore`.
 """
@@ -32,8 +32,8 @@ class ReadOnlyStore:
 
     Raises (each method):
         QueryError: NOT_OWNER: another instance has the key, `details` has its id and
-            URL (None without); TASK_MOVING (`retryable`): no instance can answer now;
-            WRONG_KIND: the store is of another kind.
+        URL (None: it has no URL); TASK_MOVING (`retryable`): no instance can answer
+        now; WRONG_KIND: the store is of another kind.
     """
 
     def __init__(self, backend: Backend, store: StoreInfo) -> None:
@@ -41,8 +41,8 @@ class ReadOnlyStore:
         self._store = store
 
     def get(self, key: Any) -> Any:
-        """Return the value of a key, of a versioned store the latest; None if there is
-        none.
+        """Return the value of a key, in a versioned store the latest; None: the key has
+        no row.
         """
         self._expect("key_value", "versioned", "global")
         data = self._store.key.serialize(key)
@@ -66,7 +66,7 @@ class ReadOnlyStore:
         end_ms: int = FAR,
     ) -> list[tuple[Windowed[Any], Any]]:
         """Return the windows of a key that start within start_ms..end_ms, or its
-        sessions that overlap it; ascending.
+        sessions that overlap that range; ascending.
 
         Shape: both bounds are inclusive; each entry is a window of the key, and its
         value.
@@ -89,8 +89,9 @@ class ReadOnlyStore:
     def _located(self, key: bytes) -> KeyLocation:
         """Return where a key of this instance is.
 
-        Over HTTP an owner without an address may be about to get one. Here it is an
-        answer: the key is not ours.
+        Over HTTP, an owner without an address may get one soon, so the request is to be
+        retried. Here NOT_OWNER is raised at once, because the key is not this
+        instance's.
         """
         at = locate(self._store, key)
         placement = self._backend.placement()

@@ -1,19 +1,20 @@
-"""What keeps sub-topologies of this application from being cut by key range, and
-records from passing each other.
+"""What forbids to divide sub-topologies of this application by key range, and to
+process records out of order.
 
     accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
-    accept.individual.commit=false  all do; and where records wait for calls, none passes another
-    ranges.before.windows=false     the application's setting: one does that feeds windows without a clock
+    accept.individual.commit=false  the cluster's policy: all do, and records that wait for calls keep their order
+    ranges.before.windows=false     the application's setting: a sub-topology that feeds windows without a clock does
 
-Each member announces which of its sub-topologies may be cut, and the group cuts what
-all members allow (`group.versions`). So members that see a change at different times
-agree on the stricter policy in between, and the ranges of a partition become one as in
-any other rebalance: each is committed and closed before one task opens them all.
+Each member announces which of its sub-topologies may be divided, and the group divides
+those that all members allow (`group.versions`). So members that see a change at
+different times agree on the stricter policy in between. The ranges of a partition
+become one as in any other rebalance: each is committed and closed before one task opens
+them all.
 
 Invariant: individual commits of records done out of order are kept until the
 partition's position has passed them: without them, records would be processed twice.
-Turned down: the leader reads the policy for all (one whose user may not read the topic
-would cut what others may not).
+Turned down: the leader reads the policy for all (a leader whose user may not read the
+topic would divide what others may not).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ log = logging.getLogger(__name__)
 
 
 class Restrictions:
-    """The policy as last seen. One thread calls `look`, any thread the others."""
+    """The cluster's policy as last read, and what it restricts. One thread calls
+    `look`; any thread may call the other methods.
+    """
 
     def __init__(
         self,
@@ -57,10 +60,10 @@ class Restrictions:
         self._said = ""
 
     def look(self) -> PolicyChanged | None:
-        """Refresh the policy if it is time; return what has changed for this
-        application, if anything.
+        """Read the policy if it is time; return what has changed for this application;
+        None: nothing.
 
-        While the topic cannot be read, the policy seen last stays valid.
+        While the topic cannot be read, the last policy stays valid.
         """
         if self._host.now() < self._look_at:
             return None
@@ -91,8 +94,8 @@ class Restrictions:
         return announced(self._resolved(), self.policy)
 
     def reasons(self, cluster: Cluster, ranges: int) -> list[str]:
-        """Return why sub-topologies run with whole partitions that the group would else
-        cut, in words.
+        """Return why sub-topologies run with whole partitions that the group would
+        otherwise divide, in words.
         """
         threads = {member.id: member.info.threads for member in cluster.members}
         return in_words(
@@ -125,8 +128,8 @@ class Restrictions:
 
 
 def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
-    """Return the sub-topologies that are kept from being cut by key range, each with
-    the reason in words.
+    """Return the divisible sub-topologies that may not be divided by key range, each
+    with the reason in words.
     """
     return {
         part.id: reason
@@ -136,7 +139,9 @@ def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
 
 
 def in_words(whole: Mapping[int, str]) -> list[str]:
-    """Return a sentence for each reason, which names all sub-topologies that have it."""
+    """Return a sentence for each reason, which names all sub-topologies that it
+    restricts.
+    """
     found: dict[str, list[str]] = {}
     for number, reason in whole.items():
         found.setdefault(reason, []).append(str(number))
@@ -164,8 +169,8 @@ def _reason(
 
 
 def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
-    """Return the sub-topologies that a member announces, and whether each may be cut by
-    key range.
+    """Return the sub-topologies that a member announces, with whether each may be
+    divided by key range.
     """
     whole = restricted(resolved, policy)
     return tuple(
@@ -179,7 +184,7 @@ def change(
     before: Policy,
     now: Policy,
 ) -> PolicyChanged | None:
-    """Return the effect of a new policy on an application; None: none."""
+    """Return the effect of a new policy on an application; None: it has no effect."""
     reordered = before.accepts_individual_commit != now.accepts_individual_commit
     calling = {
         number

@@ -1,11 +1,10 @@
-"""The query server's `Backend` of an instance, over the task registry, the open tasks
-and the last assignment.
+"""Answers the query server's requests for an instance, from the task registry, the open
+tasks and the last assignment.
 
 Invariant: a view counts as owned only while this very opening of its task runs here and
-the group has lately answered a
-heartbeat: a suspended process that resumes owns nothing until the group has answered
-it. A forked child owns nothing: its copy of the instance has no threads, so what it
-reads would stay as it was.
+the group has lately answered a heartbeat. A suspended process that resumes owns nothing
+until the group has answered it. A forked child owns nothing: its copy of the instance
+has no threads, so what it reads would never change.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from coopstreams.topology.task_id import TaskId
 
 
 class TaskView:
-    """A store of a running task, pinned for one read."""
+    """A store of a running task, open for one read."""
 
     def __init__(
         self,
@@ -75,8 +74,8 @@ class TaskView:
         )
 
     def stream_time(self, topic: str) -> int:
-        """Return the committed stream time of a topic of the task: the view is not
-        newer.
+        """Return the committed stream time of a source topic of the task. The view's
+        rows are not newer.
         """
         source = TopicPartition(topic, self.task.partition)
         return (
@@ -86,7 +85,7 @@ class TaskView:
         )
 
     def owned(self) -> bool:
-        """Whether this opening of the task still owns the key range."""
+        """Return whether this opening of the task still owns the key range."""
         return self._serving.owns(self._opened)
 
     def __enter__(self) -> Self:
@@ -184,8 +183,8 @@ class Serving:
         partition: int,
         hash_: int,
     ) -> OpenView | NotOpen:
-        """Return an open view of the local task that holds this key hash, or why there
-        is none.
+        """Return an open view of the local task that has this key hash, or the reason
+        why there is none.
         """
         subtopology = self.stores()[store].subtopology
         standing = self._instance.standing
@@ -201,7 +200,9 @@ class Serving:
         )
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
-        """Return a view for each task of this instance that has a part of a store."""
+        """Return a view, or the reason why there is none, for each task of this
+        instance that has a part of a store.
+        """
         subtopology = self.stores()[store].subtopology
         standing = self._instance.standing
         return [
@@ -211,10 +212,10 @@ class Serving:
         ]
 
     def global_view(self, store: str) -> GlobalView | None:
-        """Return a global table of this instance; None while it is still being loaded.
+        """Return a global table of this instance; None while it is being loaded.
 
         Raises:
-            QueryError: TASK_MOVING: nobody updates it any more.
+            QueryError: TASK_MOVING: no thread updates it any more.
         """
         if self._over:
             raise moving(self._over)
@@ -229,7 +230,7 @@ class Serving:
         return health(self.seen())
 
     def seen(self) -> Seen:
-        """Return what health looks at."""
+        """Return the facts from which `health` is computed."""
         instance = self._instance
         made = self._components
         now = made.host.now()
@@ -308,7 +309,7 @@ class Serving:
         )
 
     def _state(self, standing: Standing) -> str:
-        """Return what the instance does, in a word."""
+        """Return the state of the instance in one word."""
         if self._instance.lifecycle.state in ENDING:
             return self._instance.lifecycle.state.value
         if standing.assigned is None:
@@ -328,11 +329,11 @@ class Serving:
         self._instance.pause(paused)
 
     def end(self) -> None:
-        """Own no task any more: the databases are about to be closed."""
+        """Own no task from now on, because the databases are about to be closed."""
         self._ended = True
 
     def owns(self, task: Task) -> bool:
-        """Whether this very opening of a task runs here now."""
+        """Return whether this very opening of a task runs here now."""
         standing = self._instance.standing
         here = (
             standing.tasks.get(task.id) is task
@@ -347,14 +348,14 @@ class Serving:
 
     @property
     def _forked(self) -> str:
-        """That this is a forked child, in words; empty: it is not."""
+        """A sentence that this process is a forked child; empty: it is not."""
         if self._pid == os.getpid():
             return ""
         return f"this process was forked from {self._pid}, where the instance runs: ask that one over HTTP"
 
     @property
     def _over(self) -> str:
-        """Why nothing can be read here any more; empty: it can."""
+        """Why no store can be read here any more; empty: they can be read."""
         return self._forked or ("this instance has ended" if self._ended else "")
 
     def pin(self, task: TaskId) -> Database:
@@ -362,7 +363,7 @@ class Serving:
         return self._components.databases.enter(task)
 
     def unpin(self, task: TaskId) -> None:
-        """Release a database."""
+        """Release a task's database from `pin`."""
         self._components.databases.leave(task)
 
     def _open(
@@ -413,7 +414,7 @@ class Serving:
         return f"task {task} is {state.value}"
 
     def _times(self, standing: Standing) -> dict[TaskId, TimeStatus]:
-        """Return the times of the tasks that have a clock, or are held back."""
+        """Return the times of the tasks that have a clock or are held back."""
         reader = self._instance.reader
         now = self._components.host.now()
         told = {
@@ -436,7 +437,9 @@ class Serving:
         partition: int,
         groups: KeyGroups,
     ) -> str | None:
-        """Return the instance that has the first of these key groups."""
+        """Return the id of the instance that has the first of these key groups; None:
+        none has.
+        """
         owners = self.placement().by_partition.get((subtopology, partition), ())
         return next(
             (

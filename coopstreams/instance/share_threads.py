@@ -1,4 +1,4 @@
-"""The share threads of an instance, made of its components."""
+"""Builds the share threads of an instance from its components."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def share_members(
     emit: Callable[[Event], None],
     holds: Callable[[], str],
 ) -> ShareMembers:
-    """Return the share threads, not yet started; none, if every source is read in
-    order. `holds`: see `ShareThread`.
+    """Return the share threads, not yet started. There are none if every source is read
+    in order.
+
+    `holds`: see `ShareThread`.
     """
     programs = [
         program
@@ -85,7 +87,7 @@ def _thread(
 
 
 def _forbidden(made: Components) -> str:
-    """Return, in words, which policy forbids processing in the broker's order; empty:
+    """Return which policy forbids processing in the broker's order, in words; empty:
     none does.
     """
     reason = made.restrictions.policy.forbids_ranges(

@@ -6,7 +6,7 @@ are to end.
     replaced   has died; its successor has its number, and its producer
 
 Invariant: a thread has tasks only in generations whose members know its transactional
-id. Others would end its transaction as that of a dead process.
+id. Other members would end its transaction as that of a dead process.
 Invariant: a number is free again only when its thread has ended: two producers with one
 transactional id fence each other.
 Source: Kafka Streams `KafkaStreams.addStreamThread`, `removeStreamThread` (KIP-663).
@@ -35,8 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class StreamThreads:
-    """The stream threads of one instance. The control thread uses it; `add`, `remove`
-    and `capacity` are thread-safe (a lock), and so is iteration (over a copy).
+    """The stream threads of one instance.
+
+    The control thread uses it; `add`, `remove` and `capacity` are thread-safe (a lock),
+    and so is iteration (over a copy).
     """
 
     def __init__(
@@ -48,27 +50,29 @@ class StreamThreads:
         self._tell = tell
         self._threads: dict[int, StreamThread] = {}
         self._numbers = set(range(threads))
-        """Numbers that are taken, also by threads that are to be started."""
+        """The numbers in use, including those of threads that are to be started."""
         self._leaving: set[int] = set()
         self._known = set(range(threads))
-        """Threads whose transactional ids the group knows."""
+        """The numbers of the threads whose transactional ids the group knows."""
         self._uneven = False
-        """Whether a thread was added and the local tasks were not spread over all
+        """Whether a thread was added, and the local tasks were not spread over all
         threads since.
         """
         self._paused = False
         self._lock = threading.Lock()
 
     def paused(self) -> bool:
-        """Whether processing is paused."""
+        """Return whether processing is paused."""
         return self._paused
 
     def __iter__(self) -> Iterator[StreamThread]:
         return iter(list(self._threads.values()))
 
     def make(self, make: Callable[[int], StreamThread]) -> None:
-        """Make the first threads, and those that are added later, by this function: it
-        returns a thread with a number, not yet started.
+        """Create the first threads with the function `make`, and keep it for later
+        ones.
+
+        `make`: returns a thread with this number, not yet started.
         """
         self._make = make
         self._threads = {number: self._make(number) for number in sorted(self._numbers)}
@@ -80,8 +84,8 @@ class StreamThreads:
             thread.start()
 
     def capacity(self) -> tuple[int, list[int]]:
-        """Return how many threads take tasks, and the numbers of all that may have a
-        transaction.
+        """Return how many threads take tasks, and the numbers of all threads that may
+        have a transaction.
         """
         with self._lock:
             return len(self._numbers - self._leaving), sorted(self._numbers)
@@ -95,9 +99,7 @@ class StreamThreads:
         return _name(number)
 
     def remove(self) -> str | None:
-        """Ask for the end of the last thread; return its name. None: it is the only
-        one.
-        """
+        """Ask the last thread to end; return its name. None: it is the only one."""
         with self._lock:
             staying = self._numbers - self._leaving
             if len(staying) == 1:
@@ -108,8 +110,8 @@ class StreamThreads:
         return _name(number)
 
     def added(self, number: int) -> None:
-        """Start a requested thread; drop it if brokers refuse its producer: the others
-        continue.
+        """Start a requested thread. If the brokers do not answer its producer, log it,
+        and drop the thread.
         """
         try:
             thread = self._threads[number] = self._make(number)
@@ -129,11 +131,11 @@ class StreamThreads:
         self._uneven = True
 
     def leaves(self, number: int) -> StreamThread | None:
-        """Return the thread that is to end; None: it never began."""
+        """Return the thread that is to end; None: it was never started."""
         return self._threads.get(number)
 
     def ended(self, number: int) -> None:
-        """Forget a thread that has ended, if it was to."""
+        """Forget a thread that has ended, if it was asked to end."""
         with self._lock:
             if number in self._leaving:
                 del self._threads[number]
@@ -154,8 +156,8 @@ class StreamThreads:
         return dead
 
     def stop(self, left_s: Callable[[], float]) -> None:
-        """End all threads; close the writers of those that have died, too, which would
-        have been their successors'.
+        """End all threads. Close the writers of dead threads as well, which their
+        successors would have used.
         """
         for thread in self:
             if thread.stop(left_s()):
@@ -179,7 +181,7 @@ class StreamThreads:
                 thread.pause(paused)
 
     def look(self) -> None:
-        """Have idle threads check whether there is something to commit now."""
+        """Have idle threads check whether they have something to commit."""
         for thread in self:
             thread.look()
 
@@ -188,12 +190,14 @@ class StreamThreads:
             thread.pause(self._paused)
 
     def known(self, numbers: Iterable[int]) -> None:
-        """Note that the group knows the transactional ids of these threads."""
+        """Note that the group knows the transactional ids of the threads with these
+        numbers.
+        """
         self._known.update(numbers)
 
     def home(self, task: TaskId, homes: Mapping[TaskId, StreamThread]) -> StreamThread:
-        """Return the thread that takes a task: the one with the fewest of its
-        sub-topology, then of all.
+        """Return the thread that takes a task: the one with the fewest tasks of the
+        sub-topology, then with the fewest tasks.
         """
         every = Counter[int]()
         alike = Counter[int]()
@@ -213,11 +217,11 @@ class StreamThreads:
         )
 
     def to_move(self, homes: Mapping[TaskId, StreamThread]) -> list[TaskId]:
-        """Return the tasks to open again, so that a thread that was added gets its
-        share; once, when it may have tasks.
+        """Return the tasks to open again so that an added thread gets its share. They
+        are returned once, when the thread may have tasks.
 
-        The group gives this instance more key ranges only where it can; else the tasks
-        that it has are spread.
+        If the group gives this instance no more key ranges, its own tasks are spread
+        over the threads.
         """
         staying = self._numbers - self._leaving
         if not self._uneven or not staying <= self._known & self._threads.keys():
@@ -227,8 +231,8 @@ class StreamThreads:
 
 
 def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId]:
-    """Return tasks that have to move so that no thread has two more than another, of a
-    sub-topology or of all.
+    """Return the tasks that have to move so that no thread has two tasks more than
+    another, of one sub-topology or in all.
     """
     at = dict(homes)
     moved = set[TaskId]()
@@ -246,8 +250,8 @@ def _step(
     """Return a task, and the thread to which it should move; None: the tasks are spread
     evenly.
 
-    It comes from the fullest thread: one from another may have to be replaced by a
-    second move.
+    The task comes from the fullest thread. One from another thread might have to move a
+    second time.
     """
     every = Counter(homes.values())
     alike = Counter((home, task.subtopology) for task, home in homes.items())

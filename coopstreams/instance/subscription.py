@@ -1,9 +1,10 @@
-"""The thread that finds topics that match a pattern, every `metadata.max.age.ms`.
+"""The thread that looks for topics that match a pattern, every `metadata.max.age.ms`.
 Without a pattern it does not run.
 
-Each process looks for itself. A process that may be behind looks at once, and again
-soon: it was given a task that it does not know (the leader of the group has seen a
-topic before it), or it could not commit, or read (a topic may be gone).
+Each process looks on its own. A process that may be behind looks at once, and again
+soon. That is so after it was given a task that it does not know (the leader of the
+group has seen a topic earlier), and after a failed commit or read (a topic may be
+gone).
 
 Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has
 just started may not know all topics. Turned down: having the leader tell the members (a
@@ -29,17 +30,17 @@ from coopstreams.topology.graph.topology import Topology
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
-"""Time between two looks after `hurry`."""
+"""The time between two looks after `hurry`."""
 HURRY_S = 10.0
 """How long `hurry` has an effect."""
 GONE_S = 30.0
-"""How long the reader may miss a topic before that is an error; if it matched a
-pattern, a look takes it out before.
+"""How long the reader may miss a topic until that is an error. If the topic matched a
+pattern, a look removes it from the topology earlier.
 """
 
 
 class PatternSubscription:
-    """Resolves the patterns again and emits `Matched` when topics are new or gone."""
+    """Resolves the patterns regularly, and emits `Matched` when topics are new or gone."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class PatternSubscription:
         host: Host = SYSTEM,
         version: LastVersion | None = None,
     ) -> None:
-        """`version`: as of `resolve_topology`."""
+        """`version`: as for `resolve_topology`."""
         self._host = host
         self._version = version
         self._log = cluster
@@ -63,10 +64,10 @@ class PatternSubscription:
         self._wake = host.signal()
         self._hurried_until = 0.0
         self._missing: dict[str, float] = {}
-        """Topics that are read and do not exist, and since when."""
+        """The topics in the topology that do not exist, and since when."""
         self._unread_since: float | None = None
-        """Since when the reader has missed a topic; None: it has not since topics were
-        last found to be new or gone.
+        """Since when the reader has missed a topic; None: it has missed none since the
+        last `Matched`.
         """
         self._stopped = False
         self._thread = host.thread(self._run, "subscription")
@@ -84,13 +85,13 @@ class PatternSubscription:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Look at once, and often for a while."""
+        """Look at once, and often in the next seconds."""
         self._hurried_until = self._host.now() + HURRY_S
         self._wake.set()
 
     def may_cure(self, error: CoopStreamsError) -> bool:
-        """Return whether this error of the reader may be a topic that a pattern matched
-        and that is gone; look at once.
+        """Return whether this error of the reader may be a deleted topic that matched a
+        pattern. If so, look at once.
         """
         if not self._built.has_patterns or not isinstance(error, UnknownTopicError):
             return False

@@ -9,8 +9,8 @@ actions out.
 
 Invariant: the tasks of one partition that are opening, running or closing here never
 overlap; a task that overlaps one of them waits. Every revoked task is released exactly
-once, and only when it is closed. Turned down: opening a re-cut range while its
-predecessor still commits (two writers for one key).
+once, and only when it is closed. Turned down: opening a new key range while a task that
+overlaps it still commits (two writers for one key).
 """
 
 from __future__ import annotations
@@ -56,25 +56,26 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the control thread publishes: replaced as a whole after each event.
+    """What the control thread publishes of an instance. Replaced as a whole after each
+    event.
 
     Shape: `tasks` are those that run, or are being closed, and `homes` their threads;
-    `resting` has when the successor of each dead stream thread starts (`Host.now`), and
-    the error of the dead one.
+    `resting` has, for each dead stream thread, when its successor starts (`Host.now`),
+    and its error.
     """
 
     assigned: Assigned | None = None
-    """The last assignment; None before the first."""
+    """The last assignment; None: there was none yet."""
     states: Mapping[TaskId, State] = field(default_factory=dict)
     tasks: Mapping[TaskId, Task] = field(default_factory=dict)
     homes: Mapping[TaskId, StreamThread] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
-    """Errors that are held until the group has confirmed this member, in words."""
+    """The errors that are held until the group has confirmed this member, in words."""
     resting: Mapping[int, tuple[float, str]] = field(default_factory=dict)
 
     @property
     def waits(self) -> str:
-        """Why the group gives this process no tasks; empty: it gives it its share."""
+        """Why the group gives this process no tasks; empty: it gives tasks."""
         return "" if self.assigned is None else self.assigned.waits
 
 
@@ -85,12 +86,12 @@ class TaskRegistry:
         self.states: dict[TaskId, State] = {}
         self.wanted: set[TaskId] = set()
         self._owed: set[TaskId] = set()
-        """Revoked tasks that are not yet released."""
+        """The revoked tasks that are not released yet."""
 
     @property
     def here(self) -> set[TaskId]:
-        """Return the tasks whose rows stay on this disk: those that are wanted, and
-        those that are not closed yet.
+        """The tasks whose rows stay on this disk: those that are wanted, and those that
+        are not closed yet.
         """
         return self.wanted | self.states.keys()
 
@@ -99,7 +100,7 @@ class TaskRegistry:
         added: Iterable[TaskId],
         revoked: Iterable[TaskId],
     ) -> list[Action]:
-        """Apply an assignment: give up the revoked tasks, open the added ones."""
+        """Close the revoked tasks and open the added ones; return the actions for it."""
         actions: list[Action] = []
         for task in revoked:
             self.wanted.discard(task)
@@ -109,8 +110,8 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def lost(self) -> list[Action]:
-        """Give up all tasks without a commit, because the membership is lost; none is
-        released.
+        """Close all tasks without a commit, because the membership is lost; return the
+        actions for it. No task is released.
         """
         self.wanted.clear()
         self._owed.clear()
@@ -121,7 +122,9 @@ class TaskRegistry:
         ]
 
     def stop(self) -> list[Action]:
-        """Give up all tasks cleanly, because the instance ends."""
+        """Close all tasks cleanly, because the instance ends; return the actions for
+        it.
+        """
         self.wanted.clear()
         return [
             action
@@ -130,10 +133,10 @@ class TaskRegistry:
         ]
 
     def reopen(self, tasks: Collection[TaskId]) -> list[Action]:
-        """Close these tasks, and open them again: with other source topics, or on
-        another stream thread.
+        """Close these tasks and open them again, with other source topics or on another
+        stream thread; return the actions for it.
 
-        They are closed cleanly and stay assigned: nothing is released.
+        They are closed cleanly and stay assigned, so none is released.
         """
         actions = [
             action
@@ -144,12 +147,12 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def of(self, subtopologies: Collection[int]) -> list[TaskId]:
-        """Return the tasks of these sub-topologies."""
+        """Return the local tasks of these sub-topologies."""
         return [task for task in self.states if task.subtopology in subtopologies]
 
     def opened(self, task: TaskId) -> list[Action]:
-        """Run a task that the opener has opened, or drop it if it is not wanted any
-        more.
+        """Return the actions after the opener has opened a task: run it, or drop it if
+        it is no longer wanted.
         """
         if self.states.get(task) is State.OPENING:
             self.states[task] = State.RUNNING
@@ -157,8 +160,8 @@ class TaskRegistry:
         return [Action(Do.DROP, task), *self.closed(task)]
 
     def aborted(self, tasks: Iterable[TaskId]) -> list[Action]:
-        """Remove tasks that a stream thread has discarded; open those still wanted
-        again from the log.
+        """Remove tasks that a stream thread has discarded; return the actions that open
+        the wanted ones again from the log.
         """
         actions: list[Action] = []
         for task in tasks:
@@ -167,7 +170,9 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def closed(self, task: TaskId) -> list[Action]:
-        """Remove a task that a stream thread or the opener has closed."""
+        """Remove a task that a stream thread or the opener has closed; return the
+        actions that follow.
+        """
         return self._gone(task) + self._open_what_can_be()
 
     def _give_up(self, task: TaskId, *, dirty: bool) -> list[Action]:

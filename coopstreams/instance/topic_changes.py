@@ -1,12 +1,12 @@
-"""Finds topics that were deleted, made anew, or have got partitions while tasks run.
+"""Finds topics that were deleted, recreated, or have got partitions while tasks run.
 
-A recreated source ends the instance, and so does the recreated topic of a global table,
-of which the reader would go on in the middle of the new one. If a changelog was
-deleted, the local state is right as long as its task runs; the next opening restores
-only what was written since. So that is reported, and the tasks go on. (Turned down:
-opening them again at once. It would lose state that can still be rebuilt from the
-source.) A source that has got partitions is reported as well: no task reads them, and
-none can before all instances start anew.
+A recreated source ends the instance. So does a recreated topic of a global table, in
+which the reader would go on in the middle of the new topic. If a changelog was deleted,
+the local state is right as long as its task runs, but the next opening restores only
+what was written since. So that is reported, and the tasks go on. (Turned down: opening
+them again at once. It would lose state that can still be rebuilt from the source.) A
+source that has got partitions is reported as well: no task reads the new ones, and none
+can before all instances start anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class _Ids:
-    """The present ids of topics; each is asked for once."""
+    """The present ids of topics. Each is fetched once."""
 
     def __init__(self, cluster: Log) -> None:
         self._log = cluster
@@ -52,7 +52,7 @@ class _Ids:
         return self._known[topic]
 
     def is_another(self, topic: str, known: str) -> bool:
-        """Whether a topic exists, and is not the one that had this id."""
+        """Return whether a topic exists and has another id than `known`."""
         now = self.of(topic)
         return NO_TOPIC not in (known, now) and known != now
 
@@ -70,8 +70,8 @@ class TopicChanges:
         found: StallDetector,
         emit: Callable[[Event], None],
     ) -> None:
-        """`grown`: returns the source topics that have got partitions, in words.
-        `found`: takes what is to be reported.
+        """`grown`: returns a sentence for each source topic that has got partitions.
+        `found`: stores the findings to be reported.
         """
         self._log = cluster
         self._changelog = changelog
@@ -82,11 +82,12 @@ class TopicChanges:
         self._emit = emit
 
     def compare(self) -> None:
-        """Compare what exists now.
+        """Compare the present topics with those of the running tasks, and report
+        changes.
 
         Raises:
-            ConfigError: a source was recreated: its reader's offsets are those of
-            another topic.
+            ConfigError: a source was recreated, so that its reader's offsets are those
+            of another topic.
         """
         ids = _Ids(self._log)
         tasks = self._standing().tasks
@@ -106,8 +107,8 @@ class TopicChanges:
         self._found.grown = grown
 
     def explained(self, failure: Failed) -> Failed:
-        """Return the failure, or its cause if it is an offset of a source that was
-        recreated.
+        """Return the failure; if it is an out-of-range offset in a recreated source,
+        with the cause as its error.
         """
         try:
             if isinstance(failure.error, OffsetOutOfRangeError):
@@ -127,10 +128,10 @@ class TopicChanges:
                     raise made_anew(group, source, task.figures.committed[source])
 
     def _compare_globals(self, ids: _Ids) -> None:
-        """Report a recreated topic of a global table: rows of the old one stay, and
-        records of the new one were missed.
+        """Emit a failure if the topic of a global table was recreated: rows of the old
+        topic stay, and records of the new one were missed.
 
-        The reader does not notice if the new topic already has a record at its next
+        The reader does not notice it if the new topic already has a record at its next
         offset.
         """
         for topic, known in self._global_ids.items():
@@ -143,7 +144,9 @@ class TopicChanges:
         tasks: Mapping[TaskId, Task],
         ids: _Ids,
     ) -> dict[TaskId, str]:
-        """Return the tasks whose changelogs were recreated or deleted, in words."""
+        """Return a sentence for each task of which a changelog was recreated or
+        deleted.
+        """
         found: dict[TaskId, str] = {}
         for id_, task in tasks.items():
             for store, topic_id in task.state.topic_ids.items():

@@ -1,13 +1,13 @@
-"""Members of the group whose state folder is a copy of that of this process, or the
-other way round.
+"""Finds members of the group whose state folder is a copy of that of this process, or
+the other way round.
 
 Transactional ids are made of the process id in the state folder. Under exactly-once two
 processes with the same ids end each other's transactions for ever. Every member
 announces its ids, so both processes see it.
 
-Turned down: refusing one of them (a process that was killed may be a member until its
-session ends, and its successor would be refused), and a process id that depends on the
-host or the disk (a volume may move to another host).
+Turned down: refusing one of the two (a process that was killed may be a member until
+its session ends, and its successor would be refused), and a process id that depends on
+the host or the disk (a volume may move to another host).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def twins(
     folder: Path,
 ) -> list[str]:
     """Return a sentence for each other member that has a transactional id of this
-    process; `folder`: its state.
+    process.
+
+    `folder`: the state folder of this process.
     """
     infos = [member.info for member in cluster.members]
     mine = {

@@ -1,15 +1,16 @@
-"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts,
-looks at the cluster's policy, at changed topics, and purges repartition topics.
+"""The watcher: a thread that checks an instance once a second.
 
-A slow task is reported with its reason, not restarted: after some seconds `/health`
-names what a task waits for, and after half a minute the instance is not live, unless a
-restart could not heal it (`status.detector`).
+It measures lags and rates, finds stalled tasks, adds up counts, checks the cluster's
+policy and changed topics, and purges repartition topics. A slow task is reported with
+its reason, not restarted. After some seconds `/health` names what the task waits for,
+and after half a minute the instance is not live, unless a restart could not heal it
+(`status.detector`).
 
 Invariant: `status.detector` decides from the numbers it is given (positions, ends, a
 clock); `Lags` collects them.
-Invariant: it only reads what the other threads publish; it never makes them wait.
-Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks
-like a dead one).
+Invariant: the watcher only reads what the other threads publish; it never makes them
+wait. Turned down: a time-out that restarts tasks (it hides the reason, and a slow call
+looks like a dead one).
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 MOST_S = 2.0
-"""How long one look waits for leaders. The next looks ask those that did not answer."""
+"""How long one look waits for partition leaders. The next looks ask those that did not
+answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The tasks of an instance, as far as the watcher reads them."""
+    """The parts of an instance that the watcher reads."""
 
     standing: Callable[[], Standing]
     """Returns what the control thread has published last."""
@@ -81,10 +84,10 @@ class Lags:
         self.stall_detector = stall_detector
         self._host = host
         self._ends: dict[TopicPartition, int] = {}
-        """The last reported ends of the sources."""
+        """The end of each source that a broker reported last."""
 
     def look(self) -> None:
-        """Measure all running tasks."""
+        """Measure the lag of all running tasks."""
         tasks = self._watched.standing().tasks
         asked_at = self._host.now()
         sources = {source for task in tasks.values() for source in task.sources}
@@ -102,8 +105,8 @@ class Lags:
         self._metrics.tasks(Counter(state.value for state in states.values()))
 
     def _measure(self, sources: set[TopicPartition]) -> None:
-        """Fetch the ends of these sources: those first whose leaders answered, then
-        each of the others in its turn.
+        """Fetch the ends of these sources: first where leaders answered the last time,
+        then of the others in turn.
         """
         unanswered = self.stall_detector.unanswered
         give_up = self._host.now() + MOST_S
@@ -128,7 +131,9 @@ class Lags:
                     break
 
     def _look_for_silence(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Ask the replicas of busy sources whose ends do not advance."""
+        """Ask the replicas of busy sources whose ends do not advance whether they
+        answer.
+        """
         quiet = self.stall_detector.quiet
         still = quiet.look(ends, self._host.now())
         try:
@@ -188,7 +193,7 @@ class Lags:
 
 
 class Watcher:
-    """Looks once a second."""
+    """The thread that runs the looks of an instance once a second."""
 
     def __init__(
         self,
@@ -197,13 +202,13 @@ class Watcher:
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`looks`: all that is looked at, in this order, and how often, at most. Units:
-        seconds.
+        """`looks`: functions to call in this order, each with the least time between
+        two calls. Units: seconds.
         """
         self._looks = looks
         self._stall_detector = stall_detector
         self.stalls = stall_detector.published()
-        """What the looks have found, for other threads: replaced as a whole."""
+        """The findings of the looks, for other threads. Replaced as a whole."""
         self._due = [host.now() + every_s for every_s, _ in looks]
         self._emit = emit
         self._host = host
@@ -221,10 +226,10 @@ class Watcher:
             self._thread.join(10)
 
     def look(self) -> None:
-        """Look at everything for which it is time.
+        """Call all looks that are due.
 
         Raises:
-            LogError: what comes after it is not looked at.
+            LogError: a look failed; the looks behind it were not called.
         """
         for at, (every_s, look) in enumerate(self._looks):
             now = self._host.now()
