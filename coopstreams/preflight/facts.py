@@ -1,9 +1,9 @@
-"""What the checks of a start know of the cluster: asked for once, before anything is
-created.
+"""The facts about the cluster that the checks of a start use. They are gathered once,
+before anything is created.
 
 Invariant: `gather` lists the topics once at most, and describes their settings in one
-request. A request for one topic is made only where a check needs it: ends of
-changelogs, say, while the record of the last version is missing.
+request. A request for a single topic is made only if a check needs it: for example, the
+ends of changelogs while the record of the last version is missing.
 """
 
 from __future__ import annotations
@@ -48,43 +48,46 @@ _ANY_TIME = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an application's checks look at. Nothing has been created yet."""
+    """The facts that an application's checks use. Nothing has been created yet."""
 
     topology: Topology
-    """The topology that runs: its patterns are resolved to the topics of now."""
+    """The topology that runs: its patterns are resolved to the topics that exist now.
+    """
     config: Config
     counts: Mapping[str, int]
     """The partition counts of all topics."""
     resolved: ResolvedTopics | None = None
-    """The topics of the topology; None: `misfit`."""
+    """The topics of the topology; None: they do not fit it (`misfit`)."""
     misfit: CoopStreamsError | None = None
-    """Why the topics do not fit the topology."""
+    """Why the topics do not fit the topology; None: they fit."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Settings of the internal topics that exist, and of sources where they matter, by
-    topic.
+    """The settings of the existing internal topics, and of sources that a check needs,
+    by topic.
     """
     hidden: str = ""
-    """Why the brokers do not tell the settings of internal topics; empty: they do."""
+    """Why the brokers do not return the settings of internal topics; empty: they do."""
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """First offsets of topics that were made with `compact` and whose rows the brokers
-    delete now.
+    """The first offsets of topics that were created with `compact` and whose rows the
+    brokers now delete.
     """
     deleted: Collection[str] = ()
-    """Changelogs of the version that ran last that are gone although the group has
-    processed records into them.
+    """The changelogs of the last version that are gone although the group has processed
+    records into them.
     """
     claimed: Mapping[str, str] = field(default_factory=dict)
-    """Internal topics that another application has as well, with its id."""
+    """The internal topics that another application has as well, with its id."""
     changes: VersionChanges = field(default_factory=VersionChanges)
-    """How the topology differs from the version that ran last."""
+    """The differences from the version that ran last."""
     unpublished: str = ""
     """The run of a backfill that is not published; empty: there is none."""
     foreign: TopicPartition | None = None
-    """A changelog with records, where the record of the last version is missing."""
+    """A changelog with records although the record of the last version is missing;
+    None: there is none.
+    """
 
     @property
     def topics(self) -> ResolvedTopics:
-        """The topics of the topology, which fit it: `judge` has raised no error."""
+        """The topics of the topology. Only for facts that `judge` has accepted."""
         assert self.resolved is not None
         return self.resolved
 
@@ -95,11 +98,11 @@ class Facts:
 
     @property
     def missing(self) -> list[TopicSpec]:
-        """The internal topics to create.
+        """The specifications of the internal topics to create.
 
-        They take any timestamp, if the brokers have such settings (Kafka 3.6). A state
-        change must be written if its source record was accepted: a changelog record
-        cannot be left out.
+        Their topics take any timestamp, if the brokers have such settings (Kafka 3.6).
+        A state change must be written if its source record was accepted: a changelog
+        record cannot be left out.
         """
         sources = self.topology.source_topics
         of_source = next(
@@ -115,7 +118,7 @@ class Facts:
 
     @property
     def stores(self) -> dict[str, str]:
-        """The store that each changelog keeps, by topic."""
+        """The name of the store of each changelog, by topic."""
         return {
             changelog_topic(self.topology.application_id, store.name): store.name
             for store in self.topology.stores
@@ -123,8 +126,8 @@ class Facts:
 
     @property
     def reused(self) -> list[tuple[str, str]]:
-        """The tables that are restored from their topic in place of a changelog, each
-        with that topic.
+        """The tables that are restored from their source topic in place of a changelog,
+        each with that topic.
         """
         return [
             (store.name, store.source)
@@ -134,7 +137,7 @@ class Facts:
 
     @property
     def marked(self) -> list[str]:
-        """The topics of users to which the application writes time marks."""
+        """The users' topics to which the application writes time marks."""
         return [
             topic
             for node in self.topology.nodes
@@ -155,11 +158,11 @@ def gather(
     """Return the facts about the topics of a topology.
 
     `counts`: a listing of all topics, made just now. `had`: the changelogs of the
-    version of the topology that ran last.
+    version that ran last.
 
     Raises:
         LogError: the brokers do not answer, or this user may not see a topic that the
-            program names.
+        program names.
     """
     known = _with_new_topics(cluster, topology, config, counts)
     facts = Facts(topology, config, known)
@@ -190,12 +193,12 @@ def gather_at_start(
     counts: Mapping[str, int],
     version: LastVersion,
 ) -> Facts:
-    """Return the facts about an application that begins to run: also about its last
-    version, and about others that have used its names.
+    """Return the facts about an application that begins to run, including its last
+    version and other applications that have used its names.
 
     Raises:
         TopologyError: a newer coopstreams wrote the record of the last version.
-        LogError: as of `gather`.
+        LogError: as for `gather`.
     """
     claimed = claims_on(cluster, topology, counts, version.host)
     changes = version.changes_to(topology, counts) or VersionChanges()
@@ -211,8 +214,8 @@ def gather_at_start(
 
 
 def is_gone(cluster: Log, topic: str) -> bool:
-    """Whether the controller does not know a topic: the broker that was asked for it
-    may be behind the controller.
+    """Return whether the controller does not know a topic. A broker that does not know
+    it may be behind the controller.
     """
     try:
         cluster.start_offset(TopicPartition(topic, 0))
@@ -237,8 +240,8 @@ def _with_new_topics(
     config: Config,
     counts: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return the partition counts, with those of named topics that are new: the broker
-    that listed the topics may not know them yet.
+    """Return the partition counts, with those of named topics that are new. The broker
+    that listed the topics may not know these yet.
     """
     known = dict(counts)
     written = [*topology.sink_topics, *dead_letter_topics(topology, config)]
@@ -256,8 +259,9 @@ def _with_new_topics(
 
 
 def _settings(cluster: Log, facts: Facts) -> tuple[dict[str, dict[str, str]], str]:
-    """Return the settings of the internal topics and of the source topics that matter,
-    by topic; and why this user may not see those of internal ones.
+    """Return the settings of the internal topics and of the source topics that a check
+    needs, by topic; and why this user may not see those of internal topics, or an empty
+    text.
     """
     version = topology_topic(facts.topology.application_id)
     internal = [plan.name for plan in facts.existing]
@@ -293,8 +297,8 @@ def _starts(cluster: Log, facts: Facts) -> dict[TopicPartition, int]:
 
 
 def made_compact(facts: Facts) -> list[str]:
-    """Return the existing topics that were made with `cleanup.policy=compact`: their
-    rows are kept for ever.
+    """Return the existing topics that were created with `cleanup.policy=compact`, so
+    that their rows are kept for ever.
     """
     version = topology_topic(facts.topology.application_id)
     made = [
@@ -310,10 +314,10 @@ def _deleted(
     facts: Facts,
     had: Collection[str],
 ) -> list[str]:
-    """Return the missing changelogs that the version that ran last had, and into which
-    the group has processed records.
+    """Return the missing changelogs of the last version into which the group has
+    processed records.
 
-    A group that has committed nothing, or only offset 0, begins: then an empty store is
+    A group that has committed nothing, or only offset 0, begins. Then an empty store is
     right, even if somebody has deleted the changelog.
     """
     missing = [plan.name for plan in facts.topics.missing if plan.name in had]
@@ -341,7 +345,7 @@ def _processed(
     config: Config,
     sources: Collection[TopicPartition],
 ) -> set[TopicPartition]:
-    """Return the sources of which the group has processed records. Individual commits
+    """Return the sources from which the group has processed records. Individual commits
     count as well, since offsets may have expired.
     """
     with _group(config) as group:
@@ -366,8 +370,10 @@ def _unpublished(facts: Facts) -> str:
 
 
 def _foreign(cluster: Log, facts: Facts) -> TopicPartition | None:
-    """Return a changelog that has records while the topic of the last version is
-    missing, which is made before the first task opens.
+    """Return a changelog that has records although the version topic is missing; None:
+    there is none.
+
+    The version topic is created before the first task opens.
     """
     version = topology_topic(facts.topology.application_id)
     if version in facts.counts:

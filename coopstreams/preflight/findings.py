@@ -1,4 +1,4 @@
-"""A check of what was asked of the cluster, and what becomes of its findings.
+"""A check of facts about the cluster, and what happens with its findings.
 
 A check is a pure function of facts that were gathered before. Its row in a table says
 what it protects from, and whether a finding ends the start or is only logged. The table
@@ -37,11 +37,11 @@ class Check(Generic[F]):
 
 
 def judge(checks: Sequence[Check[F]], facts: F) -> None:
-    """Make the checks in their order. Findings of a check that only warns are logged.
+    """Run the checks in their order. Log the findings of a check that only warns.
 
     Raises:
-        CoopStreamsError: of the first check that ends the start and has a finding; the
-            message has all findings of that check.
+        CoopStreamsError: the first check that ends the start has findings; the message
+        has all of them.
     """
     for check in checks:
         found = list(check.find(facts))

@@ -1,5 +1,5 @@
-"""The last version of the topology, kept on the cluster; a version that would lose or
-mix its state is refused.
+"""The record of an application's last version, kept on the cluster. A new version that
+would lose or mix its state is refused.
 
     topic   `<application id>-topology`: one record, the output of `coopstreams describe --format json` for the version
             that had tasks last, the repartition topics that it was the first to read, and the ids of the topics that
@@ -8,26 +8,26 @@ mix its state is refused.
             opens the first task
     written by the opener then: from now on this version is the last one
 
-An application without stores and repartition topics writes nothing, and has no such
+An application without stores and repartition topics writes no record, and has no such
 topic.
 
 The ids are those of the topics to which the group's positions belong. Kafka deletes a
-plain offset with its topic, so a source that was made anew looks like one that was
-added to the program. Its id tells: a topic that the record knows under another id, and
-in which the group has no position, would be counted on top of the state, so it is
-refused. Once an operator has set positions in all of its partitions (`coopstreams group
-reset`), its new id is recorded.
+plain offset with its topic, so a recreated source looks like one that was added to the
+program. Its id shows the difference. If the record knows a topic under another id, and
+the group has no position in it, its records would be counted on top of the old state.
+So the version is refused. Once an operator has set positions in all partitions of the
+topic (`coopstreams group reset`), its new id is recorded.
 
-Invariant: the opener reads it when the group has given this process tasks. All tasks of
-another version were released before (`group.versions`), so none of the compared state
-is written any more.
+Invariant: the opener reads the record when the group has given this process tasks. All
+tasks of another version were released before (`group.versions`), so none of the
+compared state is written any more.
 Invariant: no process of a refused version has tasks or writes the record.
-Invariant: only a member writes it. No broker fences that, so it is asked before and
-behind the record; what was written by a process that may have been removed meanwhile is
-taken back (`log.precondition`). Turned down: a record among the group's commits (an
-administrator could not read it, and a reset has to keep it apart), the local state (the
-next start may have another disk), the names of the topics alone (they name neither the
-format of the bytes nor the operator that wrote them).
+Invariant: only a member writes the record. No broker fences that, so the membership is
+checked before and after the write; a record of a process that may have been removed
+meanwhile is taken back (`log.precondition`). Turned down: a record among the group's
+commits (an administrator could not read it, and a reset has to keep it apart), the
+local state (the next start may have another disk), the names of the topics alone (they
+name neither the format of the bytes nor the operator that wrote them).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _TIMEOUT_S = 30.0
 
 
 def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
-    """Return the specification of the topic."""
+    """Return the specification of the version topic."""
     return TopicSpec(
         topology_topic(application_id),
         1,
@@ -96,13 +96,13 @@ def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class VersionChanges:
-    """How a version differs from the one that had tasks last, weighed by what the
-    cluster holds.
+    """The differences between a version and the one that had tasks last, judged by what
+    the cluster holds.
     """
 
     all: tuple[TopologyChange, ...] = ()
     word: str = ""
-    """What an operator says to accept exactly these changes."""
+    """The word by which an operator accepts exactly these changes."""
     accepted: bool = False
 
     @property
@@ -136,7 +136,7 @@ class VersionChanges:
 
 
 class LastVersion:
-    """The record of an application's last version. One thread at a time."""
+    """The record of an application's last version. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -149,24 +149,28 @@ class LastVersion:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.new_repartitions = frozenset[str]()
-        """The repartition topics that this version reads and the one before did not:
-        they may have no positions yet. If there are none, those of the version before:
-        it may have ended before it began with them.
+        """The repartition topics that this version is the first to read: they may have
+        no positions yet.
+
+        If there are none, those of the version before: it may have ended before it read
+        them.
         """
         self.changelogs = frozenset[str]()
-        """The changelogs of the last version, as far as it is known: none of them is
-        created anew in silence.
+        """The changelogs of the last version, if it is known. None of them is created
+        anew without an error.
         """
         self._ids: Mapping[str, str] = {}
         """The ids of the topics that the last version reads in order, by name. Records
-        of older versions have none.
+        of older versions of coopstreams have none.
         """
         self._topic_id = ""
-        """The id of the topic in which the record was read last; empty: there was none.
+        """The id of the topic from which the record was read last; empty: there was no
+        topic.
         """
 
     def last(self) -> Outline | None:
-        """Return the version that had tasks last; None if there is no record.
+        """Return the outline of the version that had tasks last; None if there is no
+        record.
 
         Raises:
             TopologyError: a newer coopstreams wrote the record.
@@ -193,10 +197,10 @@ class LastVersion:
         topology: Topology,
         counts: Mapping[str, int],
     ) -> VersionChanges | None:
-        """Return what differs between the version that had tasks last and this one;
+        """Return the differences between the version that had tasks last and this one;
         None if there is no record.
 
-        `counts`: the partitions of the topics.
+        `counts`: the partition counts of the topics.
 
         Raises:
             TopologyError, LogError: see `last`; or the topics or the group's positions
@@ -208,11 +212,11 @@ class LastVersion:
         return self._changes(last, outline_with(topology, counts))
 
     def not_reset(self, _: str) -> None:
-        """A `log.Check` for internal topics: the application was not reset since the
-        record was read last.
+        """Check that the application was not reset since the record was read. A
+        `log.Check` for internal topics.
 
         Raises:
-            FencedError: it was: what was found out of its topics is of before.
+            FencedError: it was reset, so what was read of its topics is out of date.
             LogError: the brokers do not answer.
         """
         Precondition(self._log, {self.topic: self._topic_id}, lambda: True, "")(
@@ -226,21 +230,23 @@ class LastVersion:
         may_act: Callable[[], bool] = lambda: True,
         positions: OffsetStore | None = None,
     ) -> str:
-        """Record this version as the last one, if nothing is lost by it, and return what
-        tells its state from older state.
+        """Record this version as the last one, if no state is lost by it; return an id
+        that tells its state from older state.
 
         `may_act`: whether no other process can run this application: this one certainly
-        is a member, or there is none.
-        `positions`: the group's; None: they are about to be set in all topics.
+        is a member, or there is none. `positions`: the group's positions; None: they
+        are about to be set in all topics.
 
-        What is returned is the id of the topic: another one after a reset, and on
-        another cluster. Empty: it has no store that needs it, one without a changelog;
-        or the brokers give topics no ids.
+        The returned id is that of the version topic: another one after a reset, and on
+        another cluster. It is empty if no store needs it (one without a changelog
+        does), or if the brokers give topics no ids.
 
         Raises:
-            FencedError: another process may run it now: nothing is recorded.
-            ConfigError: a source was made anew, and there is state of the topic before
-            it; the message has the cure. Or see `check_unclaimed`.
+            FencedError: another process may run the application now; nothing is
+            recorded.
+            ConfigError: a source was recreated, and there is state of the earlier
+            topic; the message has the cure. Or see `check_unclaimed`.
+            TopologyChangedError: state would be lost or mixed.
         """
         last = self.last()
         mine = outline_with(topology, counts)
@@ -317,8 +323,8 @@ class LastVersion:
             raise
 
     def _ids_now(self, topology: Topology) -> dict[str, str]:
-        """Return the ids of the topics that a version reads in order; of one that is
-        missing now, the recorded one.
+        """Return the present ids of the topics that a version reads in order. A missing
+        topic has its recorded id.
         """
         found: dict[str, str] = {}
         parts = [part for part in topology.subtopologies if not part.unordered]
@@ -338,8 +344,8 @@ class LastVersion:
         counts: Mapping[str, int],
         positions: OffsetStore,
     ) -> None:
-        """Check that the group has positions in each topic that was made anew, if it
-        has state of the one before.
+        """Check that the group has positions in each recreated source, if there is
+        state of the earlier topic.
 
         Raises:
             ConfigError: see `take_over`.
@@ -353,8 +359,8 @@ class LastVersion:
             raise made_anew(self._config["application.id"], lost, None)
 
     def _has_state(self, mine: Outline, counts: Mapping[str, int]) -> bool:
-        """Whether a changelog has records. A store without one may have rows in any
-        folder: it counts as if it had.
+        """Return whether there may be state: a changelog has records, or a store has no
+        changelog, so that its rows may be in any state folder.
         """
         stores = [store for store in mine.stores.values() if not store.computed]
         changelogs = _changelogs(mine) - mine.sources
@@ -362,7 +368,9 @@ class LastVersion:
         return any(ends.values()) or any(store.changelog is None for store in stores)
 
     def _append(self, told: bytes | None) -> int:
-        """Write the record, and return its offset. None: there is no last version."""
+        """Write the record, and return its offset. None: a tombstone, after which there
+        is no last version.
+        """
         at = TopicPartition(self.topic, 0)
         with closing(self._log.writer()) as writer:
             writer.append(
@@ -376,8 +384,8 @@ class LastVersion:
             return writer.delivered_to(at) - 1
 
     def _take_back(self, own: int) -> None:
-        """Write the record of before again, unless another process has written one
-        since. `own`: the offset of ours.
+        """Write the previous record again, unless another process has written one
+        since. `own`: the offset of this process's record.
         """
         records = list(self._records())
         if records and records[-1][0] == own:
@@ -394,8 +402,8 @@ class LastVersion:
             yield from zip(batch.columns.offsets, batch.columns.values, strict=True)
 
     def holds(self, change: TopologyChange) -> bool:
-        """Whether the topic of a change has records; of a repartition topic:
-        unprocessed records.
+        """Return whether the topic of a change has records, or, if it is a repartition
+        topic, unprocessed records.
         """
         assert change.topic is not None
         topic = [change.topic]
@@ -414,8 +422,8 @@ class LastVersion:
         self,
         partitions: Iterable[TopicPartition],
     ) -> dict[TopicPartition, int]:
-        """Return, for each partition, the offset from which on some key range has not
-        processed the records.
+        """Return the first offset of each partition that some key range has not
+        processed.
         """
         application = self._config["application.id"]
         with (
@@ -443,13 +451,15 @@ def partitions_of(
 
 
 def _has_bare_store(topology: Topology) -> bool:
-    """Whether a store has neither a changelog nor a source topic to be restored from."""
+    """Return whether a store has neither a changelog nor a source topic to be restored
+    from.
+    """
     return any(not store.logged and store.source is None for store in topology.stores)
 
 
 def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
-    """Return the outline of a version, with the partition counts of now of topics that
-    cut rows without a changelog.
+    """Return the outline of a version, with the present partition counts of topics
+    whose partitions divide rows without a changelog.
     """
     known = {
         store: {topic: counts[topic] for topic in topics if topic in counts}

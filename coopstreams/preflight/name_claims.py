@@ -1,23 +1,24 @@
-"""Internal topics that two applications have: their names collide, and the rows of both
-would be in one topic.
+"""Finds internal topics that two applications share because their names collide. The
+rows of both would be in one topic.
 
     application "q",   store "b-c"    q-b-c-changelog
     application "q-b", store "c"      q-b-c-changelog
 
-The record of an application's version (`last_version`) names its internal topics,
-so it is their mark: it is there since the first task opened, it can be read by others,
-and a topic that somebody has made beforehand has none. Whoever has an id that such a
-name begins with is looked for among the topics of the cluster, and its record is read.
+The record of an application's version (`last_version`) names its internal topics, and
+so claims them. It exists since the first task opened, others can read it, and a topic
+that somebody has made beforehand has none. A topic's name may begin with several
+application ids. For each of these ids, the check looks for a version record among the
+topics of the cluster, and reads it.
 
-An application that begins is refused while another one has one of its topics, and so
-are both, if they ran so before this was checked. A reset leaves such a topic where it
-is.
+An application that begins is refused while another one claims one of its topics. So are
+both, if they ran with a shared topic before this check existed. A reset does not delete
+a shared topic.
 
-Invariant: of two that begin at the same time one is refused at least: each looks before
-it creates a topic, and again when its own record is written. Turned down: a mark in the
-topic itself (Kafka has no place for it but the records, which every reader would have
-to leave out); a name that cannot collide (topics keep their names, which are those of
-Kafka Streams).
+Invariant: of two applications that begin at the same time, at least one is refused:
+each checks before it creates a topic, and again when its own record is written. Turned
+down: a mark in the topic itself (Kafka has no place for it but the records, which every
+reader would have to leave out); a name that cannot collide (topics keep their names,
+which are those of Kafka Streams).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from coopstreams.topology.naming import topology_topic
 log = logging.getLogger(__name__)
 
 KEY = b"topology"
-"""The key of the record."""
+"""The key of a version's record."""
 _LAST = 100
-"""How many offsets are read from the end of a topic: another program's may be large,
-and ours has one key.
+"""How many offsets are read from the end of a version topic. A topic of another program
+may be large; one of coopstreams has one key.
 """
 
 
@@ -52,11 +53,11 @@ def check_unclaimed(
     names: Collection[str],
     host: Host = SYSTEM,
 ) -> None:
-    """Check that no other application has internal topics of this one. `names`: the
+    """Check that no other application claims internal topics of this one. `names`: the
     topics of the cluster.
 
     Raises:
-        ConfigError: one has; the message has the cure.
+        ConfigError: another application claims one; the message has the cure.
     """
     if claimed := claims_on(cluster, topology, names, host):
         raise ConfigError(why_claimed(topology, claimed))
@@ -68,15 +69,15 @@ def claims_on(
     names: Collection[str],
     host: Host = SYSTEM,
 ) -> dict[str, str]:
-    """Return the internal topics of a topology that another application has, with its
-    id.
+    """Return the internal topics of a topology that another application claims, with
+    its id.
     """
     mine = [topic.name for topic in topology.internal_topics]
     return claims(cluster, topology.application_id, mine, names, host)
 
 
 def why_claimed(topology: Topology, claimed: Mapping[str, str]) -> str:
-    """Return why an application is refused of which another one has internal topics."""
+    """Return why an application is refused if another one claims its internal topics."""
     application = topology.application_id
     topic, other = min(claimed.items())
     kinds = {internal.name: internal.kind for internal in topology.internal_topics}
@@ -99,10 +100,10 @@ def claims(
     *,
     strict: bool = False,
 ) -> dict[str, str]:
-    """Return those of these topics that another application has, with its id. `names`:
-    the topics of the cluster.
+    """Return the topics among `topics` that another application claims, with its id.
+    `names`: the topics of the cluster.
 
-    `strict`: a record that this user may not read is an error, and not just a warning.
+    `strict`: raise if this user may not read a record, instead of logging a warning.
 
     Raises:
         LogError: a record cannot be read.
@@ -129,8 +130,8 @@ def _others(
     topics: Collection[str],
     names: Collection[str],
 ) -> list[str]:
-    """Return the other ids that the names of these topics begin with, and of which the
-    cluster has a record.
+    """Return the ids of other applications that the names of these topics begin with,
+    and that have a version record.
     """
     suffix = topology_topic("")
     ids = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
@@ -146,7 +147,7 @@ def _record(
     topic: str,
     host: Host,
 ) -> bytes | None:
-    """Return the last record of a topic with the key of a version; None: it has none."""
+    """Return the value of the last version record in a topic; None: the topic has none."""
     at = TopicPartition(topic, 0)
     start = max(cluster.start_offset(at), cluster.end_offset(at) - _LAST)
     told = None
@@ -158,8 +159,8 @@ def _record(
 
 
 def _internal_topics(told: bytes | None) -> Mapping[str, object]:
-    """Return the internal topics that the record of a version names; none: it is a
-    record of another program.
+    """Return the internal topics that a version record names; none if another program
+    wrote the record.
     """
     try:
         drawn = read_long(orjson.loads, told or b"{}")

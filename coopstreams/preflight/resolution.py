@@ -1,5 +1,5 @@
-"""From a topology as a user built it to one that can run: its topics found and checked,
-missing internal ones created, its programs compiled.
+"""Turns a topology as a user built it into one that can run: its topics are found and
+checked, missing internal topics created, its programs compiled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def resolve_at_start(
     config: Config,
     version: LastVersion,
 ) -> ResolvedTopology:
-    """Return the topology of an application that begins to run. `version`: the last one
-    that had tasks.
+    """Return the topology of an application that begins to run. `version`: the record
+    of the version that had tasks last.
 
     Raises:
         CoopStreamsError: a check ends the start (`checks`), or a schema does not fit.
@@ -54,12 +54,12 @@ def resolve_topology(
 ) -> ResolvedTopology:
     """Return the topology with the topics that match its patterns now.
 
-    `version`: the last one that had tasks, which was read before: a changelog that it
-    had is not created anew, and after a reset nothing is created. `known`: topics that
-    the application reads already, which count as existing in any case.
+    `version`: the record of the version that had tasks last, read earlier. Its
+    changelogs are not created anew, and after a reset nothing is created. `known`:
+    topics that the application reads already; they count as existing in any case.
 
     Raises:
-        CoopStreamsError: as of `resolve_at_start`.
+        CoopStreamsError: as for `resolve_at_start`.
     """
     counts = cluster.partitions()
     topology = as_it_runs(built, {*counts, *known}, config)
@@ -76,13 +76,13 @@ def check_topics(
     counts: Mapping[str, int],
     had: Collection[str] = (),
 ) -> Facts:
-    """Return the facts about the topics of a topology, which fit it.
+    """Return the facts about the topics of a topology, if the topics fit it.
 
     `counts`: a listing of all topics, made just now. `had`: the changelogs of the
     version that ran last.
 
     Raises:
-        CoopStreamsError: as of `resolve_at_start`.
+        CoopStreamsError: as for `resolve_at_start`.
     """
     facts = gather(cluster, topology, config, counts, had)
     judge(CHECKS, facts)
@@ -94,8 +94,8 @@ def create_missing(
     facts: Facts,
     check: Check | None = None,
 ) -> None:
-    """Create the internal topics that do not exist yet, and register the schemas of
-    what is written. `check`: asked before each topic is created.
+    """Create the internal topics that do not exist yet, and register the schemas that
+    the application writes. `check`: called before each topic is created.
 
     Raises:
         ConfigError: a schema does not fit.

@@ -2,8 +2,8 @@
 before the first record.
 
 Invariant: while an application runs, all its serdes are bound to its registry. In a
-test driver they are bound to the registry in memory. (An id of that one in a topic
-would stand for any other schema.)
+test driver they are bound to the registry in memory. (A schema id of the registry in
+memory, written to a topic, would mean another schema there.)
 Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have
 subjects, too.
 """
@@ -41,10 +41,10 @@ S = TypeVar("S", bound=Structure)
 
 @dataclass(frozen=True, slots=True)
 class SchemaUse:
-    """A topic whose keys or values have a schema. `written`: the application writes
-    them.
+    """A topic whose keys or values have a schema.
 
-    `topic` None: a function chooses it for each record.
+    `written`: whether the application writes them. `topic` None: a function chooses the
+    topic of each record.
     """
 
     topic: str | None
@@ -53,8 +53,8 @@ class SchemaUse:
     written: bool
 
     def subject(self, strategy: str) -> str:
-        """Return the subject in the registry. Topics that a function chooses have the
-        schema's name for a subject.
+        """Return the subject of the schema in the registry. If a function chooses the
+        topic, the subject is the schema's name.
         """
         if self.topic is None or strategy == "RecordNameStrategy":
             return self.codec.name
@@ -70,7 +70,7 @@ class SchemaUse:
 
 
 def schema_uses(topology: Structure) -> list[SchemaUse]:
-    """Return where a topology uses schemas."""
+    """Return all uses of schemas in a topology."""
     found: list[SchemaUse] = []
     for topic, key, value, written in _places(topology):
         found += [SchemaUse(topic, "key", codec, written) for codec in _codecs(key)]
@@ -89,7 +89,7 @@ def _places(
     topology: Structure,
 ) -> Iterator[tuple[str | None, Serde[Any], Serde[Any], bool]]:
     """Yield the topics of a topology with their serdes of keys and values, and whether
-    the application writes them. None: a function chooses the topic.
+    the application writes them. Topic None: a function chooses it.
     """
     for node in topology.nodes:
         if isinstance(node, Source) and not node.internal:
@@ -109,9 +109,11 @@ def _places(
 
 
 def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
-    """Yield internal topics with the serdes of values that are written within others,
-    as those of the rows that a suppression holds, and of right rows in answers of a
-    foreign-key join. Of left rows, the topic has a hash.
+    """Yield internal topics whose values contain other values, with the serdes of the
+    inner values.
+
+    These are the rows that a suppression holds, and the right rows in answers of a
+    foreign-key join. Of the left rows, the topic has only a hash.
     """
     for part in topology.subtopologies:
         for node in part.nodes:
@@ -131,8 +133,8 @@ def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
 
 @contextmanager
 def schemas_bound(topology: Structure, config: Config) -> Iterator[None]:
-    """Bind the serdes of a topology to the registry of the settings, without asking it
-    anything.
+    """Bind the serdes of a topology to the registry of the settings, without a request
+    to it.
 
     Raises:
         ConfigError: there is no registry, or a serde is bound to another one in this
@@ -146,10 +148,10 @@ def schemas_bound(topology: Structure, config: Config) -> Iterator[None]:
 
 
 def bind_in_memory(topology: S) -> S:
-    """Return the topology; its serdes are bound to the registry in memory.
+    """Bind the serdes of a topology to the registry in memory, and return the topology.
 
     Raises:
-        ConfigError: an application in this process runs with them.
+        ConfigError: an application in this process runs with these serdes.
     """
     with _bound(schema_uses(topology), IN_MEMORY, "TopicNameStrategy"):
         return topology
@@ -157,7 +159,7 @@ def bind_in_memory(topology: S) -> S:
 
 def check_schemas(topology: Structure, config: Config) -> None:
     """Check the schemas of an application against those in the registry, and register
-    what it writes.
+    those that it writes.
 
     Raises:
         ConfigError: a schema does not fit its subject; names the cure.
