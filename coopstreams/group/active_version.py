@@ -1,5 +1,5 @@
-"""The active version of the topology, while members run several. A pure function of the
-members' subscriptions.
+"""The active version of the topology while members run several versions. A pure
+function of the members' subscriptions.
 
     version    the fingerprints of a member's sub-topologies, by number: task ids mean the same to members of one
                version
@@ -8,13 +8,14 @@ members' subscriptions.
 
 Invariant: only members of one version have tasks. A sub-topology's number, the
 partitions of its topics and the group's positions on them are defined within one
-version only. So the active version gets no tasks before the others have released
-theirs: each hash of a source partition has one owner, whichever sub-topologies read it.
-Hence, of two versions that claim tasks, the newer claim is right: it was granted when
-the group knew of no other. Turned down: tasks for members of several versions with
-equal sub-topologies (the sub-topologies of one program feed its repartition topics and
-stores together, so half of an old and half of a new program would mix their results),
-the version of the leader (it would change whenever the leader does).
+version only. So the active version gets no tasks before members of other versions have
+released theirs: each hash of a source partition has one owner, whichever sub-topologies
+read it. Hence, of two versions that claim tasks, the newer claim is right: it was
+granted when the group knew of no other.
+Turned down: tasks for members of several versions with equal sub-topologies (the
+sub-topologies of one program feed its repartition topics and stores together, so half
+of an old and half of a new program would mix their results); the version of the leader
+(it would change whenever the leader does).
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ def version_of(info: MemberInfo) -> Version:
 
 
 def short(version: Version) -> str:
-    """Return a version in 8 hex digits, for people."""
+    """Return a version as 8 hex digits, for people."""
     return xxh64_hexdigest("\n".join(version).encode())[:8]
 
 
 def active_version(members: Members) -> Version:
-    """Return the version that gets all tasks; empty: no member announces one."""
+    """Return the version whose members get all tasks; empty: no member announces a
+    version.
+    """
     counts = Counter(
         version for state in members.values() if (version := version_of(state.info))
     )
@@ -73,8 +76,8 @@ def active_version(members: Members) -> Version:
 
 
 def still_held(members: Members, active: Version) -> bool:
-    """Whether members of other versions rightly hold tasks: then no task may be
-    granted.
+    """Return whether members of other versions rightly hold tasks. Until they release
+    them, no task may be granted.
     """
     newest = max(
         (
@@ -91,8 +94,8 @@ def still_held(members: Members, active: Version) -> bool:
 
 
 def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]:
-    """Return the assignment of each member: tasks for the active version, the reason
-    for the others.
+    """Return the assignment of each member: tasks for the members of the active
+    version, the reason why not for the other members.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -136,7 +139,7 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
 
 
 def _of_version(members: Members, version: Version) -> dict[str, MemberState]:
-    """Return the members of a version; none of the empty version."""
+    """Return the members that run a version; none if the version is empty."""
     return {
         id_: state
         for id_, state in members.items()
@@ -151,12 +154,12 @@ _STRANGER = (
 
 
 def _most(able: Members) -> tuple[Runs, ...]:
-    """Return the topology of one version's members, with the partition counts of the
-    member that sees the most.
+    """Return the topology of one version's members, each sub-topology with the largest
+    partition count that a member sees.
 
-    The other members look for topics again when they get an unknown task. A
-    sub-topology that one member may not divide stays whole, since members learn of a
-    changed policy at different times.
+    A member that sees fewer partitions looks for topics again when it gets an unknown
+    task. A sub-topology that one member may not divide stays whole, since members learn
+    of a changed policy at different times.
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(

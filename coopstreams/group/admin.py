@@ -1,8 +1,10 @@
-"""Describe a group, and read or commit its offsets, without being a member.
+"""A client that describes a group, and reads or commits its offsets, without being a
+member.
 
-Invariant: a commit from here is refused as soon as the group has a member (the
-coordinator checks it). Turned down: kafka-python's admin client (it does not wait for
-open transactions, and does not follow a coordinator that moves).
+Invariant: a commit by this client is refused as soon as the group has a member (the
+coordinator checks it).
+Turned down: kafka-python's admin client (it does not wait for open transactions, and
+does not follow a coordinator that moves).
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from coopstreams.topology.errors import GroupError, MembershipLostError
 _T = TypeVar("_T")
 
 NOBODY = (-1, "")
-"""Generation and member id for a commit by no member. Not in transactions: brokers
-would not refuse it there.
+"""The generation and member id in a commit of a process that is no member. Never used
+in transactions: brokers would not refuse it there.
 """
 
 
 class GroupAdmin:
-    """Requests about one group. Thread-safe: they run on the I/O thread."""
+    """A client for requests about one group. Thread-safe: requests run on the I/O
+    thread.
+    """
 
     def __init__(
         self,
@@ -37,12 +41,12 @@ class GroupAdmin:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Connect. `settings` in librdkafka's names.
+        """Connect to the brokers. `settings` has librdkafka's names.
 
         Raises:
             ConfigError: a connection or security setting that this client does not
-            have.
-            GroupError: no brokers in this time.
+                have.
+            GroupError: no broker was found in this time.
         """
         self.group = group
         self._timeout_s = timeout_s
@@ -53,7 +57,7 @@ class GroupAdmin:
         """Return the state and the members of the group.
 
         Raises:
-            LogError: refused, or no answer in time.
+            LogError: the request was refused, or not answered in time.
         """
         described = self._ask(group_requests.describe_group(self.group))
         return (
@@ -67,12 +71,13 @@ class GroupAdmin:
         partitions: Iterable[TopicPartition] | None = None,
     ) -> group_requests.Offsets:
         """Return the plain offset and metadata of each partition; `partitions` None: of
-        all that have one.
+        all partitions that have an offset.
 
-        Waits for open transactions that would change them.
+        Waits for open transactions that would change the offsets.
 
         Raises:
-            LogError: refused, or a transaction stayed open, or no answer in time.
+            LogError: the request was refused, a transaction stayed open, or no answer
+                came in time.
         """
         return settled_offsets(
             self.fetch_offsets,
@@ -87,7 +92,7 @@ class GroupAdmin:
         *,
         stable: bool = True,
     ) -> group_requests.FetchedOffset:
-        """See `GroupMember.fetch_offsets`."""
+        """Return the plain offsets as they are now; see `GroupMember.fetch_offsets`."""
         return self._ask(
             group_requests.fetch_offsets(self.group, partitions, stable=stable)
         )
@@ -97,7 +102,8 @@ class GroupAdmin:
 
         Raises:
             GroupError: the group has members. Stop them, then try again.
-            LogError: refused for another reason, or no answer in time.
+            LogError: the commit was refused for another reason, or not answered in
+                time.
         """
         try:
             self._ask(
@@ -142,11 +148,13 @@ class GroupAdmin:
 
 
 def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
-    """Return a connection that has found the brokers. `settings` in librdkafka's names.
+    """Return a connection that has found the brokers. `settings` has librdkafka's
+    names.
 
     Raises:
         ConfigError: a connection or security setting that this client does not have.
-        GroupError: no brokers in this time, or they do not let this process in.
+        GroupError: no broker was found in this time, or the brokers do not let this
+            process in.
     """
     connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
     connection.start(_nothing)

@@ -3,16 +3,17 @@ subscriptions.
 
     claims   the tasks that each member rightly holds       claims.py
     target   the assignment once all hand-overs are done    the last one while it still fits, else balance.py
-    grant    the part of the target that is free now        the rest follows when it was released
+    grant    the part of the target that is free now        the rest follows once it is released
 
-Each member reports the target it was promised. While these promises fit the present
+Each member reports its share of the last target. While these shares fit the present
 members, they remain the target. So tasks move only for a cause, and all rebalances of
 one hand-over have the same target.
 
 Invariant: a target tiles the hash space of every partition and gives every slot its
-fair share; a grant overlaps no task that another member holds. Checked every time: an
-error here would be two owners of one key. Turned down: computing the target again in
-every rebalance from the claims in between (it need not converge).
+fair share; a grant overlaps no task that another member holds. Both are checked every
+time: an error here would be two owners of one key.
+Turned down: computing the target in every rebalance from the claims during the
+hand-over (it need not converge).
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ def assign(
     whole: Collection[int] = (),
     withheld: bool = False,
 ) -> dict[str, Assignment]:
-    """Return the assignment of each member. All run the same topology; `versions`
-    handles groups that do not.
+    """Return the assignment of each member. All members run the same topology;
+    `active_version` handles groups whose members do not.
 
-    Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a
-    partition is cut into; those of the sub-topologies in `whole` are never cut.
-    `withheld`: everything is promised, nothing granted.
+    Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges that
+    a partition is cut into; the sub-topologies in `whole` are never cut. `withheld`:
+    the targets are set, but no task is granted.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
         AssignmentError: the result would be wrong; a bug here, and no member was given
-        a task.
+            a task.
     """
     if not 1 <= ranges <= GROUPS:
         raise ValueError(f"a partition has 1 to {GROUPS} key ranges, not {ranges}")
@@ -127,10 +128,10 @@ def settle(
     claims: Claims,
     load: dict[str, Fraction],
 ) -> dict[str, list[TaskId]]:
-    """Return each member's target in one sub-topology: the promised one while it fits,
-    else a new balance.
+    """Return each member's target in one sub-topology: the promised target while it
+    fits, else a new balance.
 
-    Shape: adds to `load` what each member gets. Units: partitions.
+    Shape: adds each member's target to `load`. Units: partitions.
 
     Raises:
         AssignmentError: the result would be wrong; a bug here.
@@ -179,8 +180,8 @@ def _balanced(
 
 
 def _load(tasks: Iterable[TaskId], cuts: Mapping[int, int]) -> Fraction:
-    """Return how many partitions these tasks are together. `cuts`: into how many key
-    ranges each partition is cut.
+    """Return the size of these tasks together, in partitions. `cuts`: the number of key
+    ranges that each partition is cut into.
     """
     return sum((Fraction(1, cuts[task.partition]) for task in tasks), Fraction(0))
 
@@ -190,8 +191,8 @@ def problem_of(
     subtopology: int,
     tasks: Mapping[str, Iterable[TaskId]],
 ) -> str | None:
-    """Return the fault of a target for one sub-topology (holes, overlaps, cuts, unfair
-    shares); None: it has none.
+    """Return what is wrong with a target for one sub-topology (holes, overlaps, cuts,
+    unfair shares); None: nothing.
     """
     by_partition: dict[int, list[KeyRange]] = {
         partition: [] for partition in range(layout.partitions)
@@ -224,8 +225,8 @@ def _unfair(
     tasks: Mapping[str, list[TaskId]],
     cuts: Mapping[int, int],
 ) -> str | None:
-    """Return a sentence on a member with too few or too many partitions; None: the
-    target is fair.
+    """Return a message about a member with too few or too many partitions, or with
+    siblings apart without need; None: the target is fair.
     """
     small, large = layout.sizes
     for member, mine in tasks.items():

@@ -1,17 +1,17 @@
-"""Balances the cells of one sub-topology over the members: evenly, with few moves,
-siblings together.
+"""The balance of one sub-topology's cells over the members: even, with few moves,
+siblings together. A cell is the part of a partition that one slot takes.
 
-    quotas      which members take one cell more, where cells do not come out even: those that hold more already
+    quotas      which members take one cell more, if cells do not divide evenly: those that hold more already
     slot counts which partitions have one slot more: those where it keeps the most in place
     keep        a member keeps the cells that it holds completely
     fill        the rest goes where the member has a store already, then where it fits as a whole
     cell        which cell of the partition: the one of which the member holds the most
 
-Invariant: every cell has one member and every member its quota; cells that a member
-holds completely stay, up to its quota. Turned down: a maximum matching (cubic; the
-leader decides on the thread that sends its heartbeats), keeping members in the order of
-the hash space (when the first of n leaves, all others shift: half of everything moves;
-by overlap it is a quarter).
+Invariant: every cell has one member and every member its quota. A member keeps the
+cells that it holds completely, up to its quota.
+Turned down: a maximum matching (cubic; the leader decides on the thread that sends its
+heartbeats), keeping members in the order of the hash space (when the first of n leaves,
+all others shift: half of everything moves; by overlap it is a quarter).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from coopstreams.group.slots import Cell, Layout
 from coopstreams.topology.keys import MAX_HASH, KeyRange
 
 _PASSES = 8
-"""Bound on passes of exchanging cells; they settle in two or three."""
+"""The most passes of exchanging cells; they settle in two or three."""
 
 _CALM = 4
-"""A partition in which no task would change counts a sixteenth (2^-4) more than one
-that is cut again.
+"""How much a partition in which no task would change is preferred to one that is cut
+anew: by a sixteenth (2^-4).
 """
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
@@ -44,7 +44,8 @@ def balance(
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges. `load` is each member's
-    share of other sub-topologies: it breaks ties.
+    share of the other sub-topologies; of equal members the one with less load takes
+    more.
     """
     counts = _slot_counts(layout, held)
     cells = {
@@ -74,7 +75,7 @@ def _free(
     cells: Mapping[int, list[Cell]],
     balanced: Mapping[str, list[Cell]],
 ) -> dict[int, list[Cell]]:
-    """Return the cells of each partition that no member has yet."""
+    """Return the cells of each partition that no member has been given yet."""
     taken = {cell for mine in balanced.values() for cell in mine}
     return {
         partition: [cell for cell in row if cell not in taken]
@@ -83,8 +84,8 @@ def _free(
 
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
-    """Return the slots of each partition. One more goes where it keeps the most in
-    place.
+    """Return the slot count of each partition. A partition has one slot more if that
+    keeps the most hashes in place.
     """
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
@@ -104,9 +105,10 @@ def _stays(
     partition: int,
     slots: int,
 ) -> int:
-    """Return how many hashes could stay in place if the partition had this many slots.
+    """Return how many hashes could stay with their members if the partition had this
+    many slots.
 
-    A partition in which nothing would change counts a little more (`_CALM`).
+    A partition in which no task would change counts a little more (`_CALM`).
     """
     limits = {
         member: layout.quotas[member][1] for member in held if partition in held[member]
@@ -120,8 +122,8 @@ def _overlaps(
     members: Iterable[str],
     held: _Held,
 ) -> Iterator[tuple[int, Cell, str]]:
-    """Yield how many hashes of a cell a member holds, with the cell and the member;
-    only where it holds some.
+    """Yield (the hashes of the cell that the member holds, the cell, the member) for
+    each pair in which the member holds some.
     """
     members = tuple(members)
     for cell in cells:
@@ -155,8 +157,8 @@ def _quotas(
 ) -> dict[str, int]:
     """Return how many cells each member takes.
 
-    The odd cells go to members that can keep them, then to those that hold most, then
-    to the idle.
+    The cells left over by an even division go to members that can keep them, then to
+    members that hold the most, then to those with the least load.
     """
     quota = {member: low for member, (low, _) in layout.quotas.items()}
     odd = layout.slots - sum(quota.values())
@@ -181,8 +183,8 @@ def _quotas(
 
 
 def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
-    """Return the cells to keep, if there are more than the quota: those of partitions
-    where the member has most.
+    """Return the cells that a member keeps, at most its quota: first those of
+    partitions where it has the most cells.
     """
     together = Counter(cell.partition for cell in cells)
     return sorted(
@@ -225,8 +227,8 @@ def _stores(
     balanced: Mapping[str, list[Cell]],
     held: _Held,
 ) -> Iterator[tuple[bool, int, int, str]]:
-    """Yield where members have a store, as (it would be given up, minus the free hashes
-    it has, partition, member).
+    """Yield (whether it would be given up, minus the free hashes that it has,
+    partition, member) for each store of a member.
     """
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
@@ -243,10 +245,10 @@ def _best_room(
     room: Mapping[int, int],
     counts: list[int],
 ) -> int:
-    """Return the partition to start a store in.
+    """Return the partition in which a member without a store there takes cells.
 
-    One that takes all missing cells is preferred, the fullest of them; a single slot
-    goes round robin.
+    Preferred is a partition that has room for all missing cells, the fullest of them. A
+    single missing cell goes round robin.
     """
 
     def order(partition: int) -> tuple[bool, int, int]:
@@ -263,11 +265,11 @@ def _match(
     limits: Mapping[str, int],
     held: _Held,
 ) -> tuple[dict[Cell, str | None], int]:
-    """Return the owner of each cell, none beyond its limit, and how many hashes stay in
-    place.
+    """Return the owner of each cell, and how many hashes stay in place. No member gets
+    more than its limit.
 
-    The largest overlap first, the rest in order; then pairs of owners swap while that
-    keeps more.
+    The largest overlaps are matched first, then the other cells in order. Then pairs of
+    owners swap as long as that keeps more hashes in place.
     """
     overlaps = {
         (cell, member): overlap
@@ -288,7 +290,9 @@ def _owners(
     limits: Mapping[str, int],
     overlaps: Mapping[tuple[Cell, str], int],
 ) -> dict[Cell, str | None]:
-    """Return an owner for each cell: the largest overlap first, the rest in order."""
+    """Return an owner for each cell: the largest overlaps first, then the rest in
+    order.
+    """
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)
     largest_first = sorted(

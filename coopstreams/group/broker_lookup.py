@@ -1,13 +1,13 @@
-"""Looks up the names of brokers for kafka-python, on threads of their own.
+"""DNS look-up of broker names for kafka-python, on threads of its own.
 
-kafka-python looks a name up on its I/O thread, which also sends the heartbeats. While a
-name server does not answer, that takes 5 to 30 s a name, as long as a session, although
-the coordinator is connected.
+kafka-python looks a name up on its I/O thread, which also sends the heartbeats. If a
+name server does not answer, that takes 5 to 30 s a name. This is as long as a session,
+although the coordinator is connected.
 
 Invariant: the I/O thread waits `PATIENCE_S` at most. A name that takes longer counts as
-unknown for this attempt to connect; kafka-python makes another one soon, which takes
-the answer if it has come. Turned down: keeping answers (a broker that is replaced may
-have another address).
+unknown for this attempt to connect. kafka-python soon makes another attempt, which uses
+the answer if it has come.
+Turned down: keeping answers (a broker that is replaced may have another address).
 Source: kafka-python 3.0 `KafkaNetSocket`, which chooses a subclass by the scheme of the
 setting `proxy_url`.
 """
@@ -23,19 +23,19 @@ from kafka.net.inet import KafkaNetSocket
 
 SCHEME = "names"
 PATIENCE_S = 0.2
-"""How long a lookup is waited for: most name servers answer in a tenth of that, and
-heartbeats can be so late.
+"""How long the I/O thread waits for a look-up. Most name servers answer in a tenth of
+that, and heartbeats may be this late.
 """
 
 _Addresses = list[tuple[Any, ...]]
 
 _lock = threading.Lock()
 _lookups: dict[tuple[str, int], Future[_Addresses]] = {}
-"""Lookups whose answers were not taken yet, by host and port."""
+"""The look-ups whose answers were not used yet, by host and port."""
 
 
 class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """Sockets without a proxy, whose names are looked up elsewhere."""
+    """A socket without a proxy, whose host name is looked up on another thread."""
 
     SCHEMES = (SCHEME,)
 

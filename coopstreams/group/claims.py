@@ -1,7 +1,8 @@
-"""Which ranges each member rightly holds, and which tasks may therefore be granted now.
+"""The key ranges that each member rightly holds, and the tasks that may therefore be
+granted now.
 
-A range that another member still holds is withheld: its next owner gets it when it was
-released, a rebalance later.
+A range that another member still holds is withheld: its next owner gets it a rebalance
+later, once it is released.
 
 Invariant: a grant overlaps no range that another member rightly holds. Of two claims to
 the same hashes the one of the higher generation is right: a member that was away claims
@@ -20,8 +21,8 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
 Claims: TypeAlias = Mapping[str, Mapping[TaskPartition, list[KeyRange]]]
-"""The ranges that each member rightly holds of each partition: disjoint, ascending,
-none touching the next.
+"""The key ranges of each partition that each member rightly holds: disjoint, ascending,
+none adjacent to the next.
 """
 
 
@@ -31,7 +32,7 @@ def task_partition_of(task: TaskId) -> TaskPartition:
 
 
 def merge(ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the same hashes in as few ranges as possible, ascending."""
+    """Return the hashes of these ranges in as few ranges as possible, ascending."""
     merged: list[KeyRange] = []
     for key_range in sorted(ranges):
         if merged and key_range.start <= merged[-1].end + 1:
@@ -100,7 +101,7 @@ def grant(
 
 
 def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> None:
-    """Check that the grants overlap neither each other nor ranges that other members
+    """Raise an error if the grants overlap each other, or ranges that other members
     rightly hold.
 
     Raises:

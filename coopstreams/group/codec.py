@@ -4,14 +4,15 @@
     assignment     Kafka's consumer protocol v3 (partitions), ours in its user data
 
 Kafka's own tools can read the consumer protocol. Our user data are `CS`, a version
-byte, then compressed JSON: two streams in an assignment, the second the same for all
-members and compressed once.
+byte, then compressed JSON. In an assignment this is two compressed streams. The second
+one is the same for all members, and compressed once.
 
-Invariant: equal values give equal bytes (a follower whose bytes have not changed does
-not start a rebalance).
+Invariant: equal values give equal bytes (a member that is not the leader starts a
+rebalance only with different bytes).
 Invariant: decoding foreign bytes raises only `GroupError`, which names the member that
-sent them. Turned down: one record a field (the broker keeps all of a group in one
-record of about 1 MB: measured).
+sent them.
+Turned down: one record a field (the broker keeps all of a group in one record of about
+1 MB: measured).
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ from coopstreams.topology.task_id import TaskId
 
 VERSION = b"2"
 _READ = (b"1", VERSION)
-"""Versions of subscriptions that are decoded.
+"""The versions of subscriptions that are decoded.
 
-In version 1 members do not announce their topology: such a member gets no tasks, but
-the tasks it holds are not granted to others. Assignments of version 1 are refused:
-their leader ignores topologies.
+In version 1 members do not announce their topology. A member of that version gets no
+tasks, but the tasks it holds are not granted to others. Assignments of version 1 are
+refused: their leader ignores topologies.
 """
 _MAGIC = b"CS"
 _WRAPPER = 3
-"""Version of Kafka's consumer protocol: the first that carries the generation."""
+"""The version of Kafka's consumer protocol: the first that carries the generation."""
 MOST_BYTES = 8 << 20
-"""The most bytes of JSON that are decompressed for one value.
+"""The most bytes of JSON that one value is decompressed to.
 
-Anybody who may join the group writes them, and zlib makes 300 MiB of 300 kB. 50,000
-tasks of 100 members are 770 kB (measured); a broker keeps all of a group in a record of
-1 MB.
+Anybody who may join the group can send the compressed bytes, and zlib makes 300 MiB of
+300 kB. 50,000 tasks of 100 members are 770 kB (measured); a broker keeps all of a group
+in a record of 1 MB.
 """
 
 _Task = tuple[int, ...]
-"""(sub-topology, partition, first group, last group); a range that is not cut at
-groups: (…, start, end, 0).
+"""(sub-topology, partition, first group, last group); for a range that is not cut at
+key groups (…, start, end, 0).
 """
 
 
@@ -119,9 +120,10 @@ def encode_subscription(
 ) -> bytes:
     """Return the bytes of a subscription.
 
-    Shape: `topics` is all the group commits offsets for, else the broker forgets them
-    (measured). `sources` names the topics of each sub-topology: only for people and
-    tools, which then see partitions. A different `nonce` gives different bytes.
+    Shape: `topics` are all topics for which the group commits offsets; brokers forget
+    the offsets of other topics (measured). `sources` names the topics of each
+    sub-topology, so that people and tools see partitions. A different `nonce` gives
+    different bytes.
     """
     ours = _Subscription(
         **_info(state.info),
@@ -148,8 +150,8 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     """Return the state of the member `who`.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; names the sender and the
-        cure.
+        GroupError: the bytes are not ours, or of another version; names the sender and
+            the cure.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
     ours, _ = _unpack(wrapper.user_data, _SUBSCRIPTION, who, _READ)
@@ -201,11 +203,11 @@ def encode_assignments(
 
 
 def decode_assignment(data: bytes, who: str) -> Assignment:
-    """Return an assignment by the leader `who`.
+    """Return the assignment that the leader `who` has sent.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; names the sender and the
-        cure.
+        GroupError: the bytes are not ours, or of another version; names the sender and
+            the cure.
     """
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
     ours, rest = _unpack(wrapper.user_data, _ASSIGNMENT, who, (VERSION,))
@@ -329,7 +331,7 @@ def _unpack(
     who: str,
     versions: Collection[bytes],
 ) -> tuple[_T, bytes]:
-    """Return the value, and the bytes that follow it."""
+    """Return the decoded value, and the bytes that follow it."""
     if not data or not data.startswith(_MAGIC):
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
     if data[2:3] not in versions:
@@ -345,10 +347,11 @@ def _unpack(
 
 
 def _decompressed(data: bytes) -> tuple[bytes, bytes]:
-    """Return the first stream of the data, decompressed, and what follows it.
+    """Return the first compressed stream of the data, decompressed, and the bytes that
+    follow it.
 
     Raises:
-        ValueError: no whole stream, or one of more than `MOST_BYTES`.
+        ValueError: the stream is not complete, or has more than `MOST_BYTES`.
     """
     stream = zlib.decompressobj()
     try:
@@ -363,10 +366,10 @@ def _decompressed(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
-    """Return the value of JSON.
+    """Return the value that the JSON encodes.
 
     Raises:
-        ValueError: it is none of this type, or is nested too deeply.
+        ValueError: it is no value of this type, or is nested too deeply.
     """
     try:
         return decoder.decode(text)

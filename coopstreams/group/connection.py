@@ -1,9 +1,10 @@
-"""A connection to the brokers with an I/O thread: kafka-python's client, and its
-private names, behind a few methods.
+"""A connection to the brokers with an I/O thread. It hides kafka-python's client and
+its private names behind a few methods.
 
 Invariant: every wait has a time limit, and its error names the request, the time and
-the last answer. Turned down: kafka-python's admin client for the same requests (a
-second connection and thread, and it does not look again for a coordinator that moved).
+the last answer.
+Turned down: kafka-python's admin client for the same requests (a second connection and
+thread, and it does not follow a coordinator that moved).
 Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change
 between minor versions.
 """
@@ -37,31 +38,31 @@ from coopstreams.topology.errors import GroupError, LogError
 log = logging.getLogger(__name__)
 
 Node = Callable[[], Awaitable[Any]]
-"""Finds the broker that is responsible for a request."""
+"""A function that finds the broker that is responsible for a request."""
 
 _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
 _MARGIN_MS = 50
-"""How much earlier a request's own time-out ends than its caller's: its error says
-more.
+"""How much earlier a request's own time-out ends than its caller's, because its error
+says more.
 """
 REQUEST_MS = 4000
-"""Time limit of a heartbeat, and of the search for the coordinator; a join has a limit
-of its own.
+"""The time limit of a heartbeat, and of the search for the coordinator; a join has a
+limit of its own.
 """
 
 
 class Connection:
-    """The brokers. Other threads call `run`, `soon` and `close`; `async` methods run on
-    the I/O thread.
+    """The connections to all brokers, and their I/O thread. Other threads call `run`,
+    `soon` and `close`; `async` methods run on the I/O thread.
     """
 
     def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
         plain = dict(settings)
         self.login: Login = plain.pop("login", Login())
-        """The login of this process."""
+        """The user and the mechanism with which this process logs in."""
         source = plain.pop("token_source", None)
         self._tokens = None if source is None else Tokens(source)
         self.client = KafkaNetClient(**_client_settings(plain, self._tokens))
@@ -72,12 +73,12 @@ class Connection:
         self._wakeup = WakeupNotifier(self._net)
         self._request_ms = request_ms
         self._listings: dict[Any, Any] = {}
-        """By broker: kafka-python's future of the last `ListTransactions`."""
+        """kafka-python's future of the last `ListTransactions`, by broker."""
         self.closed = False
 
     @property
     def servers(self) -> str:
-        """The given addresses, for people."""
+        """The configured addresses of the brokers, for people."""
         servers = self._manager.cluster.config["bootstrap_servers"]
         return servers if isinstance(servers, str) else ",".join(servers)
 
@@ -112,7 +113,7 @@ class Connection:
             self._manager.call_soon(work)
 
     def wake(self) -> None:
-        """End the current `idle`, or the next one."""
+        """End the current wait in `idle`, or the next one."""
         if not self.closed:
             self._wakeup.notify()
 
@@ -125,7 +126,7 @@ class Connection:
             self._tokens.close()
 
     async def idle(self, seconds: float) -> None:
-        """Wait for `wake`, for at most `seconds`. One at a time."""
+        """Wait for `wake`, for at most `seconds`. Only one caller at a time."""
         await self._wakeup(seconds)
 
     async def sleep(self, seconds: float) -> None:
@@ -133,7 +134,9 @@ class Connection:
         await self._net.sleep(seconds)
 
     async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
-        """Look for the brokers for a while; return None if found, else the reason."""
+        """Look for the brokers until `give_up`, 3 s at most; return None if they were
+        found, else the reason.
+        """
         try:
             await self._manager.bootstrap_async(
                 timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic())))
@@ -145,8 +148,8 @@ class Connection:
         return None
 
     async def _why(self) -> errors.KafkaError:
-        """Return the error of one connection made by hand: a failed bootstrap does not
-        give its reason.
+        """Return why no broker was found. A failed bootstrap does not give its reason,
+        so this makes one connection by hand.
         """
         node = self._manager.cluster.bootstrap_brokers()[0].node_id
         await self._net.sleep(self._manager.connection_delay(node) + 0.01)
@@ -207,11 +210,10 @@ class Connection:
         one is responsible.
 
         Raises:
-            MembershipLostError: the request came from a process that is not a member in
-            this generation.
-            UnknownTopicError: it is about a topic that the broker does not know, for
-            `UNKNOWN_FOR_S`.
-            LogError: refused, or no answer in time.
+            MembershipLostError: the sender is no member of the group in this
+                generation.
+            UnknownTopicError: the broker has not known the topic for `UNKNOWN_FOR_S`.
+            LogError: the request was refused, or not answered in time.
         """
         timeout_s = (timeout_ms or self._request_ms) / 1000
         give_up = time.monotonic() + timeout_s
@@ -259,12 +261,12 @@ class Connection:
         timeout_ms: float,
         enough: Callable[[Mapping[int, _T]], bool] | None = None,
     ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
-        """Send each node its request, all at once; return the answers, and the errors;
-        a late node is in neither.
+        """Send each node its request, all at once; return the answers and the errors by
+        node. A node that is late has neither.
 
-        The wait ends when all have answered or failed, when the answers are `enough`,
-        or at the time limit. The request to a broker that hangs is not cancelled, as in
-        `open_transactions`.
+        The wait ends when all nodes have answered or failed, when `enough` accepts the
+        answers, or at the time limit. The request to a broker that hangs is not
+        cancelled, as in `open_transactions`.
         """
         answers: dict[int, _T] = {}
         failed: dict[int, errors.KafkaError] = {}
@@ -303,7 +305,7 @@ class Connection:
         return dict(answers), dict(failed)
 
     def look_again(self) -> None:
-        """Request a metadata update: which brokers there are."""
+        """Request a metadata update, to learn which brokers there are now."""
         self._manager.cluster.request_update()
 
     async def end_transaction(
@@ -312,7 +314,7 @@ class Connection:
         transaction_ms: int,
         timeout_ms: int | None,
     ) -> None:
-        """Abort the open transaction of that id."""
+        """Abort the open transaction of a transactional id."""
         found: list[int] = []
 
         async def node() -> int:
@@ -333,12 +335,12 @@ class Connection:
         )
 
     async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of open transactions, of the brokers that answer within this
-        time. All are asked at once.
+        """Return the transactional ids with an open transaction, from the brokers that
+        answer in time. All brokers are asked at once.
 
-        The request to a broker that hangs is kept, not repeated: repeated requests
+        A request to a broker that hangs is kept and not repeated. Repeated requests
         would leave no room for others, and a cancelled one would close the connection,
-        commits included.
+        and fail the commits on it.
         """
         asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
         for node in self.brokers():
@@ -368,8 +370,8 @@ class Connection:
         return frozenset(found)
 
     def plain_node(self, coordinator: Any) -> Any:
-        """Return the broker behind the coordinator's connection: another connection to
-        it, not blocked by joins.
+        """Return the broker behind the coordinator's connection, as the node of a
+        second connection that joins do not block.
         """
         plain = self.plain_id(coordinator)
         return (
@@ -383,7 +385,7 @@ class Connection:
         return int(str(coordinator).rpartition("-")[2])
 
     def connected(self, node: Any) -> bool:
-        """Return whether there is a connection to this node: one look-up."""
+        """Return whether there is a connection to this node, without any request."""
         return bool(self.client.connected(node))
 
     def brokers(self) -> list[Any]:
@@ -391,14 +393,12 @@ class Connection:
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     def another(self, broker: int) -> Any:
-        """Return another broker than this one; None (which means any) if no other is
-        known.
-        """
+        """Return another known broker; None (which means any broker) if there is none."""
         others = [other for other in self.brokers() if other != broker]
         return random.choice(others) if others else None
 
     def drop(self, node: Any) -> None:
-        """Close the connection to a node: requests that wait there for an answer fail."""
+        """Close the connection to a node. Requests that wait for its answer fail."""
         connection = self._manager._conns.get(node)
         if connection is not None:
             connection.close(
@@ -409,10 +409,10 @@ class Connection:
 
 
 class _Forgetful(dict[Any, Any]):
-    """In place of kafka-python's refused logins by broker, to which it never connects
-    again.
+    """A dict that stays empty. It replaces kafka-python's dict of brokers that refused
+    a login, to which it never connects again.
 
-    The next login has another token.
+    The next login may be accepted, because it has another token.
     """
 
     def __setitem__(self, node: Any, error: Any) -> None:
@@ -420,7 +420,7 @@ class _Forgetful(dict[Any, Any]):
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Adapts `Tokens` to kafka-python's interface."""
+    """An adapter from `Tokens` to kafka-python's interface of a token provider."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__()
@@ -446,7 +446,9 @@ def _client_settings(
     settings: Mapping[str, Any],
     tokens: Tokens | None,
 ) -> dict[str, Any]:
-    """Return our defaults, overridden by the user's settings."""
+    """Return the arguments of kafka-python's client: our defaults, overridden by the
+    user's settings.
+    """
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "proxy_url": f"{broker_lookup.SCHEME}://",

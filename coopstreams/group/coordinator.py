@@ -1,13 +1,13 @@
-"""Joining a group and staying in it: kafka-python's state machine of a member, with our
-hooks in it.
+"""A member that joins a group and stays in it: kafka-python's state machine of a
+member, which calls our hooks.
 
 Heartbeats, joins and hooks all run on the connection's I/O thread. Hooks must return at
 once: while they run, no heartbeat is sent.
 
-Invariant: a lost membership reaches the hooks before a new one can begin. Turned down:
-kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the
-user's loop), one connection for joins and commits (a broker answers one request after
-the other, and a join may wait for seconds).
+Invariant: the hooks learn of a lost membership before a new one can begin.
+Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only,
+heartbeats on the user's loop), one connection for joins and commits (a broker answers
+one request after the other, and a join may wait for seconds).
 Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended;
 `_generation`, `_heartbeat_wakeup` and the `_on_join_*`, `_send_*`, `_handle_*` and
 `_process_*` methods are private and change between minor versions.
@@ -41,7 +41,7 @@ from coopstreams.topology.errors import CoopStreamsError, GroupError
 log = logging.getLogger(__name__)
 
 PROTOCOL = "coopstreams"
-"""The name of our assignor: a member with other assignors cannot join a group that uses
+"""The name of our assignor. A member with other assignors cannot join a group that uses
 it.
 """
 
@@ -57,7 +57,9 @@ coordinator is still the right broker.
 
 
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's side of a member. The arguments' names are kafka-python's."""
+    """A member of a group, as kafka-python drives it. The arguments' names are
+    kafka-python's.
+    """
 
     def __init__(
         self,
@@ -72,16 +74,17 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """A time (`Host.elapsed`) not after the sending of the last answered heartbeat
-        or join.
+        """The time (`Host.elapsed`) at which the last answered heartbeat or join was
+        sent, or an earlier time.
 
         kafka-python's own clock stops while the machine sleeps.
         """
         self.calm_at = 0.0
-        """Likewise, but of the last one whose answer named no rebalance.
+        """The time as in `heard_at`, of the last heartbeat or join whose answer named
+        no rebalance.
 
         Once a rebalance has begun, the group goes on without a member that has not
-        joined again at the time-out, whatever heartbeats it has sent meanwhile.
+        joined at the time-out, whatever heartbeats the member has sent meanwhile.
         """
         self._beat_at = self._joined_at = 0.0
         self.shut_out: errors.KafkaError | None = None
@@ -154,7 +157,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._heartbeat_wakeup.notify()
 
     async def stop_heartbeats(self) -> None:
-        """End the heartbeats, and wait shortly for one that is under way."""
+        """End the heartbeats, and wait up to `_LAST_HEARTBEAT_S` for one that is under
+        way.
+        """
         self._close_heartbeat()
         give_up = time.monotonic() + _LAST_HEARTBEAT_S
         loop = self._heartbeat_loop_future
@@ -195,21 +200,21 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
 
 def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
-    """Return a factory of coordinators on these brokers; `settings` in librdkafka's
-    names.
+    """Return a function that makes coordinators on these brokers; `settings` has
+    librdkafka's names.
 
     Raises:
         ConfigError: a connection or security setting that the group's client does not
-        have.
+            have.
     """
     return partial(GroupCoordinator, kafka_python_settings(settings), host=host)
 
 
 class GroupCoordinator:
-    """Membership of one process in one group, by kafka-python: a `Coordinator`.
+    """The membership of one process in one group, by kafka-python: a `Coordinator`.
 
-    Thread-safe: requests run on the I/O thread, and properties read the member once,
-    whose state kafka-python replaces as a whole.
+    Thread-safe. Requests run on the I/O thread; properties read the member's state
+    once, and kafka-python replaces that state as a whole.
     """
 
     def __init__(
@@ -223,7 +228,7 @@ class GroupCoordinator:
         host: Host = SYSTEM,
     ) -> None:
         self.problem = "not started"
-        """Why this process is not in the group, in words; empty: it is."""
+        """Why this process is not in the group, in words; empty: it is in the group."""
         self._host = host
         self._group = group
         self._instance = instance
@@ -239,9 +244,7 @@ class GroupCoordinator:
         self._connection.start(self._drive)
 
     def identity(self) -> tuple[int, str]:
-        """Return generation and member id as they are now; a generation below 0: no
-        member.
-        """
+        """Return the current generation and member id; a generation below 0: no member."""
         if self._member is None:
             return -1, ""
         metadata = self._member.group_metadata()
@@ -249,8 +252,8 @@ class GroupCoordinator:
 
     @property
     def broker(self) -> int | None:
-        """The broker that coordinates the group and is connected; None: it is being
-        looked for.
+        """The connected broker that coordinates the group; None: it is being looked
+        for.
         """
         node = None if self._member is None else self._member.coordinator_id
         return (
@@ -260,8 +263,8 @@ class GroupCoordinator:
         )
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation and not joining the next one,
-        which cannot begin without it.
+        """Return whether this is a member in that generation, and is not joining the
+        next one, which cannot begin without it.
         """
         member = self._member
         return (
@@ -272,8 +275,8 @@ class GroupCoordinator:
 
     @property
     def sure_until(self) -> float:
-        """The time (`Host.elapsed`) until which certainly no other member has our
-        tasks; 0: no member.
+        """The time (`Host.elapsed`) until which certainly no other member has this
+        member's tasks; 0: no member.
         """
         member = self._joined
         return (
@@ -284,8 +287,8 @@ class GroupCoordinator:
 
     @property
     def heard_at(self) -> float:
-        """The time (`Host.elapsed`) at which the last answered request of this member
-        was sent; 0: no member.
+        """The time (`Host.elapsed`) at which this member sent the last request that was
+        answered; 0: no member.
         """
         member = self._joined
         return 0.0 if member is None else member.heard_at
@@ -302,7 +305,7 @@ class GroupCoordinator:
         )
 
     def rejoin(self) -> None:
-        """Rebalance soon."""
+        """Make the group rebalance soon."""
         self._connection.soon(
             lambda: None if self._member is None else self._member.request_rejoin()
         )
@@ -330,10 +333,10 @@ class GroupCoordinator:
     ) -> group_requests.FetchedOffset:
         """Return the group's offsets.
 
-        A coordinator that hung may return old ones, until it learns of its successor.
-        That costs work, but gives no wrong result: only a later generation can have
-        moved them, the successor refuses a commit of this generation, and the stale
-        coordinator has no replicas to acknowledge it.
+        A coordinator that hung may return old offsets, until it learns of its
+        successor. That costs work, but gives no wrong result. Only a later generation
+        can have moved the offsets, the successor refuses a commit of this generation,
+        and the stale coordinator has no replicas to acknowledge it.
         """
         return self._ask(
             group_requests.fetch_offsets(self._group, partitions, stable=stable)
@@ -355,7 +358,7 @@ class GroupCoordinator:
         transactional_id: str,
         timeout_ms: int | None = None,
     ) -> None:
-        """See `Coordinator`."""
+        """Abort the open transaction of a transactional id; see `Coordinator`."""
         self._connection.run(
             self._connection.end_transaction,
             transactional_id,
@@ -364,14 +367,15 @@ class GroupCoordinator:
         )
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of open transactions that this principal may see, of the
-        brokers that answer in time.
+        """Return the transactional ids with an open transaction that this principal may
+        see, from the brokers that answer in time.
         """
         return self._connection.run(self._connection.open_transactions, timeout_ms)
 
     def close(self, *, leave: bool) -> None:
-        """End everything. `leave` False: the group learns it when the session has timed
-        out. Idempotent.
+        """End the membership, its thread and its connections. Idempotent.
+
+        `leave` False: the group learns of the end when the session has timed out.
         """
         if self._connection.closed:
             return
@@ -385,7 +389,7 @@ class GroupCoordinator:
     # --- on the I/O thread ---
 
     async def _drive(self) -> None:
-        """Stay a member until closed."""
+        """Join the group, and stay a member until this coordinator is closed."""
         failure: GroupError | None = None
         try:
             self._member = await self._connect()
@@ -413,7 +417,9 @@ class GroupCoordinator:
             self._hooks.failed(failure)
 
     async def _connect(self) -> _Member:
-        """Find the brokers; log from time to time why they are not found."""
+        """Find the brokers, and return a member that has not joined yet. Why they are
+        not found is logged.
+        """
         give_up = time.monotonic() + self._timings.connect / 1000
         self.problem = f"looking for the brokers at {self._connection.servers}"
         while (reason := await self._connection.find_brokers(give_up)) is not None:
@@ -441,8 +447,8 @@ class GroupCoordinator:
         )
 
     async def _remove_predecessor(self) -> None:
-        """Have a dead process leave the group: a rebalance would otherwise wait until
-        its session has timed out.
+        """Have a dead process leave the group. A rebalance would otherwise wait until
+        that process's session has timed out.
         """
         if not self._predecessor:
             return
@@ -457,7 +463,7 @@ class GroupCoordinator:
 
     async def _step(self, member: _Member) -> GroupError | None:
         """Do one step of the membership, then wait for more work. Return the error that
-        ends it for good.
+        ends the membership for good.
         """
         if member.shut_out is not None:
             return self._refusal(member.shut_out)
@@ -497,8 +503,8 @@ class GroupCoordinator:
         *,
         answers: bool,
     ) -> None:
-        """Drop a coordinator that hangs, if another broker names a new one: a join
-        there would wait half a minute.
+        """Drop a coordinator that hangs, if another broker names a new one. A join at
+        the old one would wait half a minute.
         """
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
@@ -529,8 +535,8 @@ class GroupCoordinator:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Leave the group. A static member only resets its generation: its place is
-        kept for the session time-out.
+        """Leave the group. A static member only resets its generation: the group keeps
+        its place for the session time-out.
         """
         generation, member_id = self.identity()
         if self._member is None or not member_id:
@@ -560,7 +566,7 @@ class GroupCoordinator:
         return self._connection.plain_node(self._member.coordinator_id)
 
     def _trouble(self, problem: str) -> None:
-        """Log a problem when it is new."""
+        """Log a problem if it differs from the last one."""
         if problem != self.problem:
             log.warning("%s; trying again", problem)
         self.problem = problem

@@ -1,6 +1,7 @@
 """Requests about the ends of partitions: leaders, `min.insync.replicas`, end offsets.
 
-Each exchange is a request and a function that reads the answer, as in `requests`.
+Each function returns an exchange: a request and a function that reads its answer, as in
+`group_requests`.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -29,7 +30,7 @@ _MIN_ISR = "min.insync.replicas"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Partitions and brokers as one broker knows them, and the topics that this
+    """The partitions and brokers that one broker knows, and the topics that this
     principal may not see.
     """
 
@@ -39,21 +40,23 @@ class Views:
 
     @property
     def leaders(self) -> dict[TopicPartition, int]:
-        """The leader of each partition; `leadership.NO_LEADER`: none now."""
+        """The leader of each partition; `leadership.NO_LEADER` if it has none now."""
         return {at: view.leader for at, view in self.of.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class EndsThere:
-    """The end of each partition, or the error in its place."""
+    """The high watermark of each partition, or the error in its place, as one broker
+    answers.
+    """
 
     at: Mapping[TopicPartition, int]
     errors: Mapping[TopicPartition, errors.KafkaError]
 
 
 def find_views(topics: Collection[str]) -> Exchange[Views]:
-    """Ask a broker for the leaders of topics' partitions; topics that it does not know
-    are left out.
+    """Return the exchange that asks a broker for the leaders and replicas of topics'
+    partitions. Topics that the broker does not know are left out.
     """
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(name=topic) for topic in sorted(topics)]
@@ -91,8 +94,8 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
 
 
 def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
-    """Ask any broker for `min.insync.replicas` of topics; those that this principal may
-    not describe are left out.
+    """Return the exchange that asks any broker for `min.insync.replicas` of topics.
+    Topics that this principal may not describe are left out.
     """
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [
@@ -121,8 +124,8 @@ def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
 
 
 def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
-    """Ask a broker for the high watermarks of partitions that it leads in exactly these
-    leader epochs.
+    """Return the exchange that asks a broker for the high watermarks of partitions that
+    it leads in exactly these leader epochs.
     """
     topic_type = ListOffsetsRequest.ListOffsetsTopic
     by_topic: dict[str, list[Any]] = {}

@@ -1,11 +1,11 @@
-"""The true ends of partitions: every record acknowledged before the request lies below.
-docs/internals/leaders.md has the argument.
+"""The true ends of partitions: every record acknowledged before the request lies below
+the end. docs/internals/leaders.md has the argument.
 
-One request to each broker, all at once, and one to each leader. The answer of a broker
-that is dead or hangs is waited for only if it may know of a newer leader than those
-that answered.
+One request goes to each broker, all at once, and one to each leader. A broker that is
+dead or hangs is waited for only if it may know of a newer leader than the brokers that
+answered.
 
-Turned down: reusing the answers of an earlier request (a leader may have been deposed
+Turned down: reusing the answers of an earlier request (the leader may have changed
 since). One request covers many partitions.
 """
 # pyright: reportAttributeAccessIssue=false
@@ -36,15 +36,15 @@ from coopstreams.topology.columns import TopicPartition
 log = logging.getLogger(__name__)
 
 BELIEVED_S = 60.0
-"""How long a fetched `min.insync.replicas` is used."""
+"""How long a fetched `min.insync.replicas` is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndsAnswer:
-    """The result of one request.
+    """The result of one request for ends.
 
     Shape: `reasons` say why an end is not known. `unknown` are partitions that no
-    broker knows. `heard`: some broker answered.
+    broker knows. `heard`: whether any broker answered.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -54,8 +54,8 @@ class EndsAnswer:
 
 
 class Ends:
-    """Requests the ends of partitions. Thread-safe: all work is done on the connection's
-    I/O thread.
+    """A client that requests the ends of partitions. Thread-safe: all work is done on
+    the connection's I/O thread.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -70,8 +70,8 @@ class Ends:
         partitions: Collection[TopicPartition],
         timeout_s: float,
     ) -> EndsAnswer:
-        """Return the ends of these partitions that can be known within this time. One
-        try: leaders may be moving.
+        """Return the ends of the partitions whose leader is certain within this time.
+        There is one attempt: leaders may be moving.
 
         Raises:
             LogError: this principal may not describe a topic.
@@ -87,8 +87,8 @@ class Ends:
         partitions: Collection[TopicPartition],
         timeout_s: float,
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return the brokers of in-sync replicas of these partitions that do not answer
-        in this time.
+        """Return, for each partition, the brokers with an in-sync replica that do not
+        answer in this time; partitions without such a broker are left out.
 
         Raises:
             LogError: this principal may not describe a topic.
@@ -139,7 +139,7 @@ class Ends:
         give_up: float,
         enough: Callable[[Mapping[int, Views]], bool],
     ) -> dict[int, Views]:
-        """Return the views of the brokers, as soon as they are enough."""
+        """Return the views of the brokers that have answered, once they are `enough`."""
         asked = {
             broker: end_requests.find_views(topics)
             for broker in self._connection.brokers()
@@ -175,7 +175,9 @@ class Ends:
         chosen: Mapping[TopicPartition, Choice],
         give_up: float,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
-        """Return the ends that the leaders report, and the reasons for the others."""
+        """Return the ends that the leaders report, and for each other partition the
+        reason why its end is not known.
+        """
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for at, choice in chosen.items():
             by_leader.setdefault(choice.leader, {})[at] = choice.epoch
@@ -201,8 +203,8 @@ class Ends:
         return ends, refused | silent
 
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
-        """Fetch `min.insync.replicas` of topics where it is unknown or too old. The
-        first answer counts.
+        """Fetch `min.insync.replicas` of the topics for which it is unknown or too old.
+        The first answer is used.
         """
         now = time.monotonic()
         wanted = {

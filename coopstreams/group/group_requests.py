@@ -1,10 +1,10 @@
-"""Requests about groups, besides joining: group offsets, and open transactions of dead
+"""Requests about groups, except joining: group offsets, and open transactions of dead
 producers. No connections.
 
-Each exchange is a request and a function that reads the answer and raises
-kafka-python's error for a refusal.
+Each function returns an exchange: a request, and a function that reads its answer and
+raises kafka-python's error for a refusal.
 
-Invariant: a commit carries the identity it was begun under, never the current one.
+Invariant: a commit carries the identity that it was begun under, never the current one.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -48,15 +48,17 @@ from coopstreams.topology.errors import (
 )
 
 Offsets = dict[TopicPartition, tuple[int, str] | None]
-"""Committed offset and metadata of each partition; None: nothing was ever committed."""
+"""The committed offset and metadata of each partition; None: nothing was ever
+committed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedOffset:
-    """An answer with a group's offsets.
+    """A group's offsets, as the coordinator answers.
 
-    `unstable`: partitions whose offset an open transaction may still change; it is not
-    returned, so fetch it again.
+    `unstable`: partitions whose offset an open transaction may still change. Their
+    offsets are not returned; fetch them again.
     """
 
     offsets: Offsets
@@ -70,7 +72,9 @@ LOST = (
     errors.UnknownMemberIdError,
     errors.FencedInstanceIdError,
 )
-"""The broker does not know this process as a member of this generation."""
+"""The errors of a broker that does not know this process as a member of this
+generation.
+"""
 
 _STALE_COORDINATOR = (
     errors.NotCoordinatorError,
@@ -81,7 +85,7 @@ _STALE_COORDINATOR = (
 )
 _GROUP = 0
 _TRANSACTION = 1
-"""Coordinator types: of groups with their offsets, and of transactions."""
+"""The types of coordinators: of groups with their offsets, and of transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,8 @@ class DescribedGroup:
     """A group as its coordinator knows it.
 
     Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance,
-    Empty, Dead (it does not exist). `protocol` is that of the members: classic, as
-    ours; the members of another (`consumer`, `streams`) are not listed.
+    Empty, Dead (it does not exist). `protocol` is that of the members; ours is classic.
+    Members of another protocol (`consumer`, `streams`) are not listed.
     """
 
     state: str
@@ -111,8 +115,8 @@ class DescribedGroup:
 
     @property
     def members_text(self) -> str:
-        """The members in words, with their number as far as it is known; empty: there
-        are none.
+        """The members in words, with their number if it is known; empty: there are
+        none.
         """
         if self.protocol != "classic":
             return (
@@ -138,8 +142,8 @@ def commit_offsets(
     fence: GroupFence,
     offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> Exchange[None]:
-    """Ask the group coordinator to commit offsets, as the member and generation of the
-    fence.
+    """Return the exchange that commits offsets at the group coordinator, as the member
+    and generation of the fence.
     """
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
@@ -179,8 +183,8 @@ def fetch_offsets(
     *,
     stable: bool = True,
 ) -> Exchange[FetchedOffset]:
-    """Ask the group coordinator for offsets (None: all). `stable`: without those that
-    may still change.
+    """Return the exchange that asks the group coordinator for offsets; `partitions`
+    None: all. `stable`: leave out offsets that an open transaction may still change.
     """
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     numbers = by_topic(set(partitions or ()))
@@ -228,7 +232,7 @@ def fetch_offsets(
 
 
 def leave_group(group: str, member: str) -> Exchange[None]:
-    """Ask the group coordinator to remove a member."""
+    """Return the exchange by which the group coordinator removes a member."""
     identity = LeaveGroupRequest.MemberIdentity(
         member_id=member,
         group_instance_id=None,
@@ -244,12 +248,14 @@ def leave_group(group: str, member: str) -> Exchange[None]:
 
 
 def transaction_coordinator(transactional_id: str) -> Exchange[int]:
-    """Ask any broker for the coordinator of a transactional id."""
+    """Return the exchange that asks any broker for the coordinator of a transactional
+    id.
+    """
     return _coordinator(transactional_id, _TRANSACTION, "transaction")
 
 
 def group_coordinator(group: str) -> Exchange[int]:
-    """Ask any broker for the coordinator of a group."""
+    """Return the exchange that asks any broker for the coordinator of a group."""
     return _coordinator(group, _GROUP, "group")
 
 
@@ -270,7 +276,9 @@ def _coordinator(
 
 
 def describe_group(group: str) -> Exchange[DescribedGroup]:
-    """Ask the group coordinator for the state and the members of a group."""
+    """Return the exchange that asks the group coordinator for the state and the members
+    of a group.
+    """
 
     def read(response: Any) -> DescribedGroup:
         found = response.groups[0]
@@ -299,11 +307,11 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
 
 
 def list_group(group: str) -> Exchange[DescribedGroup]:
-    """Ask the group coordinator for the state and the protocol of a group of any
-    protocol, without its members.
+    """Return the exchange that asks the group coordinator for the state and the
+    protocol of a group, without its members.
 
-    Of a group whose members speak a newer protocol (KIP-848, KIP-1071),
-    `describe_group` returns that it is Dead.
+    It works for every protocol. `describe_group` calls a group Dead if its members use
+    a newer protocol (KIP-848, KIP-1071).
     """
 
     def read(response: Any) -> DescribedGroup:
@@ -322,8 +330,8 @@ def list_group(group: str) -> Exchange[DescribedGroup]:
 
 
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
-    """Ask the transaction coordinator for a new producer epoch: it aborts the open
-    transaction of the old one.
+    """Return the exchange that asks the transaction coordinator for a new producer
+    epoch. This aborts the open transaction of the old one.
     """
     request = InitProducerIdRequest(
         max_version=4,
@@ -341,7 +349,9 @@ def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
 
 
 def list_open_transactions() -> Exchange[frozenset[str]]:
-    """Ask one broker for the ids of the open transactions that it coordinates."""
+    """Return the exchange that asks one broker for the transactional ids of the open
+    transactions that it coordinates.
+    """
 
     def read(response: Any) -> frozenset[str]:
         check(response.error_code, "ListTransactions")
@@ -367,8 +377,8 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 def outcomes(
     topics: Iterable[Any],
 ) -> Iterator[tuple[TopicPartition, Any, errors.KafkaError | None]]:
-    """Yield what an answer says of each partition, and the error with which it was
-    refused, if it was.
+    """Yield each partition of an answer, its entry, and the error with which it was
+    refused (None: it was not).
     """
     for topic in topics:
         for partition in topic.partitions:
@@ -377,24 +387,26 @@ def outcomes(
 
 
 def error_of(code: int, about: str) -> errors.KafkaError | None:
-    """Return the error of a code; None: the code of success."""
+    """Return the error of an error code; None if the code means success."""
     kind = errors.for_code(code)
     return None if kind is errors.NoError else kind(about)
 
 
 def check(code: int, about: str) -> None:
-    """Raise the error of a code, if it is not that of success."""
+    """Raise the error of an error code, unless the code means success."""
     if (error := error_of(code, about)) is not None:
         raise error
 
 
 def _name(error: errors.KafkaError) -> str:
-    """Return Kafka's name of an error; empty: no broker has answered."""
+    """Return Kafka's name of an error; empty if no broker has answered."""
     return str(getattr(error, "message", ""))
 
 
 def passes(error: errors.KafkaError) -> bool:
-    """Whether the same request may succeed in a moment, without any change by a user."""
+    """Return whether the same request may succeed in a moment, without any change by a
+    user.
+    """
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return False
     return bool(error.retriable) or isinstance(
@@ -404,7 +416,7 @@ def passes(error: errors.KafkaError) -> bool:
 
 
 def coordinator_moved(error: errors.KafkaError) -> bool:
-    """Whether the coordinator has to be looked for again."""
+    """Return whether the error means that the coordinator has to be looked for again."""
     return isinstance(error, _STALE_COORDINATOR)
 
 
@@ -413,8 +425,8 @@ def translated(
     error: errors.KafkaError,
     attempt: Attempt = NEEDS_NOTHING,
 ) -> CoopStreamsError:
-    """Return our error for an error of kafka-python that is final; `attempt`: which
-    ACLs it needs.
+    """Return our error for a final error of kafka-python; `attempt` has the ACLs that
+    the request needs.
     """
     text = f"{what}: {error}"
     if missing := attempt.missing(_name(error)):
@@ -477,7 +489,7 @@ def refusal(
 
 def likely_cause(error: errors.KafkaError) -> str:
     """Return the likely cause of an error that brokers do not explain, with the cure,
-    as a sentence; empty: they do.
+    as a sentence; empty for all other errors.
     """
     if type(error) is not errors.UnknownError:
         return ""
@@ -489,8 +501,8 @@ def likely_cause(error: errors.KafkaError) -> str:
 
 
 def not_let_in(error: errors.KafkaError, login: Login) -> GroupError | None:
-    """Return why the brokers do not let this process in, or it does not trust them,
-    with the cure; None: they do.
+    """Return why the brokers refuse this process's login, or why it does not trust a
+    broker, with the cure; None: the error means neither.
     """
     if isinstance(
         error,

@@ -1,4 +1,5 @@
-"""Connection and security settings, given once in librdkafka's names, for kafka-python.
+"""Connection and security settings for kafka-python, from the same settings in
+librdkafka's names.
 
     translated   `TRANSLATED`: librdkafka's name, and kafka-python's
     security     by `common.security`, for all clients alike
@@ -32,8 +33,8 @@ def _flag(value: Any) -> bool:
 
 
 def _servers(value: Any) -> list[str]:
-    """Return the servers as host:port. A protocol in front is dropped, which librdkafka
-    ignores as well.
+    """Return the servers as host:port. A protocol in front of a host is dropped;
+    librdkafka ignores it too.
     """
     listed = value if isinstance(value, str) else ",".join(value)
     try:
@@ -64,7 +65,9 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
     "receive.message.max.bytes": ("receive_message_max_bytes", int),
 }
-"""librdkafka's name -> kafka-python's name, and how the value is read."""
+"""kafka-python's name of each of librdkafka's settings, and the function that reads its
+value.
+"""
 
 _SOCKET: Mapping[str, tuple[int, int, Callable[[Any], int]]] = {
     "socket.keepalive.enable": (socket.SOL_SOCKET, socket.SO_KEEPALIVE, _flag),
@@ -75,15 +78,15 @@ _SOCKET: Mapping[str, tuple[int, int, Callable[[Any], int]]] = {
 
 
 def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for kafka-python's client; for `Connection` also `login`
-    and, with OAUTHBEARER, `token_source`. TLS files are read now.
+    """Return the arguments for kafka-python's client, and for `Connection` the
+    arguments `login` and, with OAUTHBEARER, `token_source`. TLS files are read now.
 
     Shape: `settings` in librdkafka's names; keys with the prefix `consumer.`,
     `producer.` or `admin.` are for other clients.
 
     Raises:
         ConfigError: a value that cannot be read, or a setting without a counterpart in
-        kafka-python; has the cure.
+            kafka-python; has the cure.
     """
     ours = {
         name: value
@@ -130,7 +133,9 @@ def _read(
 
 
 def _idle(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the idle time-out for 0, which means never, as in librdkafka."""
+    """Return the idle time-out for the value 0, which means never in librdkafka;
+    otherwise nothing.
+    """
     return (
         {"connections_max_idle_ms": 1 << 40}
         if arguments.get("connections_max_idle_ms") == 0
@@ -139,7 +144,9 @@ def _idle(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _socket_options(options: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Return kafka-python's own two socket options, overridden by ours."""
+    """Return the socket options: kafka-python's own two, overridden by the given ones;
+    nothing if none is given.
+    """
     merged = {
         (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,

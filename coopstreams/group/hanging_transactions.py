@@ -1,17 +1,17 @@
 """Hanging transactions found and ended: wait until a transaction has ended in all its
 partitions, or end it there.
 
-`settle` is called before a transactional id is taken over, and after a transaction was
-ended on a broker that may skip markers; until it returns, no transaction begins under
+`settle` is called before a transactional id is taken over, and after a transaction has
+ended on a broker that may skip markers. Until it returns, no transaction begins under
 that id. `missing_markers` has the rule and the reason.
 
 Invariant: a marker is written only if the coordinator gave the same answer before and
-after the partitions were asked, so that the producer has not gone on in between; and
-only if the other brokers name this coordinator: one that hung and wakes up calls an
-open transaction committed (seen). Turned down: asking after each commit on every broker
-(two requests a commit; only brokers with KAFKA-20734 need it), and a new transactional
-id for each run of a process (its predecessor's open offsets would hold the group for
-ever).
+after the partitions were asked: then the producer has not gone on in between. And it is
+written only if the other brokers name this coordinator: one that hung and wakes up
+calls an open transaction committed (seen).
+Turned down: asking every broker after each commit (two requests a commit; only brokers
+with KAFKA-20734 need it), and a new transactional id for each run of a process (its
+predecessor's open offsets would hold the group for ever).
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -58,28 +58,28 @@ OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
 SLICE_MS = 3000
 GLANCE_MS = 1000
-"""How long a broker may take for an answer: where each must answer, and where late ones
-are left out.
+"""The time limit of a broker's answer where each broker must answer, or where late
+answers are left out.
 """
 LOOK_AGAIN_S = 10.0
-"""How long a coordinator's version is cached: its broker may be replaced by another
-one.
+"""How long a coordinator's version is cached: another broker may replace the
+coordinator.
 """
 
 _T = TypeVar("_T")
 
 
 class Transactions:
-    """Requests about transactional ids, and the end of their transactions. `async`: on
-    the connection's I/O thread.
+    """A client that asks about transactional ids, and ends their hanging transactions.
+    `async` methods run on the connection's I/O thread.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._coordinators: dict[str, int] = {}
         self._skips: dict[str, tuple[bool, float]] = {}
-        """Whether the coordinator of a transactional id may skip markers, and until
-        when that is cached.
+        """Whether the coordinator of a transactional id may skip markers, and the time
+        until which that is cached.
         """
         self._unseen: set[TopicPartition] = set()
         """Partitions whose producers this principal may not describe."""
@@ -93,10 +93,10 @@ class Transactions:
     ) -> frozenset[TopicPartition] | None:
         """Return the partitions of the open transaction, for `settle` after its end.
 
-        None: its coordinator never skips markers, so `settle` is not needed.
+        None: the coordinator never skips markers, so `settle` is not needed.
 
         Raises:
-            LogError: refused, or no answer in time.
+            LogError: the request was refused, or not answered in time.
         """
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if not skips and time.monotonic() < until:
@@ -113,15 +113,13 @@ class Transactions:
         partitions: Collection[TopicPartition],
         timeout_s: float,
     ) -> frozenset[TopicPartition]:
-        """Wait until the last transaction has ended in these partitions; return the
-        partitions of an ongoing one.
-
-        If one is ongoing, it returns at once; empty: the last one has ended.
+        """Wait until the last transaction has ended in these partitions, and return no
+        partitions. If a transaction is ongoing, return its partitions at once.
 
         Raises:
             LogError: retryable: no answer in time, or a partition has no leader. Not
-                retryable: it hangs, and this principal may not end it; the message has
-                the danger and the cure.
+                retryable: the transaction hangs, and this principal may not end it; the
+                message has the danger and the cure.
         """
         return self._connection.run(
             self._settled,
@@ -137,10 +135,10 @@ class Transactions:
         timeout_s: float,
     ) -> frozenset[TopicPartition]:
         """Settle all partitions of these topics and of the groups' offsets, before the
-        id is taken over.
+        transactional id is taken over.
 
         Returns the partitions to settle again after the take-over, which aborts the
-        ongoing transaction; none, if the coordinator never skips markers. With such a
+        ongoing transaction; none if the coordinator never skips markers. With such a
         coordinator a partition that does not answer is left out: only a transaction of
         an earlier coordinator can hang there.
         """
@@ -157,8 +155,10 @@ class Transactions:
         topics: Collection[str],
         timeout_s: float,
     ) -> None:
-        """End hanging transactions of unused transactional ids in these topics, and in
-        groups' offsets.
+        """End the hanging transactions of unused transactional ids in these topics, and
+        in groups' offsets.
+
+        `dead`: whether a transactional id is unused.
 
         Raises:
             LogError: as `settle`.
@@ -182,7 +182,9 @@ class Transactions:
         *,
         everywhere: bool = True,
     ) -> frozenset[TopicPartition]:
-        """See `settle`; `everywhere`: wait for each of these partitions to answer."""
+        """Settle a transactional id; see `settle`. `everywhere`: wait for the answers
+        of all these partitions.
+        """
         while True:
             told = await self._told(transactional_id, give_up)
             if told is None:
@@ -269,7 +271,7 @@ class Transactions:
 
     async def _leaders(self, topics: Collection[str], give_up: float) -> Views:
         """Return the leaders of the partitions of these topics and of the groups'
-        offsets; only of visible topics.
+        offsets. Topics that this principal may not see are left out.
         """
         wanted = {*topics, OFFSETS_TOPIC}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
@@ -337,7 +339,7 @@ class Transactions:
         """Return the open transactions in these partitions, once the leaders of all
         existing partitions have answered.
 
-        `everywhere` False: only from leaders that answer at once.
+        `everywhere` False: leave out leaders that do not answer within `GLANCE_MS`.
         """
         left = set(partitions) - self._unseen
         found = PartitionAnswers({}, {})
@@ -384,8 +386,8 @@ class Transactions:
         partitions: Collection[TopicPartition],
         timeout_ms: int,
     ) -> PartitionAnswers:
-        """Return what one broker says of these partitions; without an answer, that
-        error for each.
+        """Return what one broker says about these partitions; if it does not answer,
+        the same error for each.
         """
         try:
             return await self._connection.once(
@@ -429,8 +431,11 @@ class Transactions:
         answers: PartitionAnswers,
         give_up: float,
     ) -> None:
-        """Write the missing markers where there is a leader; `_settled` then checks
-        again.
+        """Write the missing markers in partitions that have a leader; `_settled` then
+        checks again.
+
+        Raises:
+            LogError: this principal may not write markers; retryable: the time is over.
         """
         leaders = (
             await self._ask(
@@ -471,7 +476,9 @@ class Transactions:
         transactional_id: str,
         markers: Mapping[TopicPartition, Marker],
     ) -> Mapping[TopicPartition, errors.KafkaError]:
-        """Have a broker write these markers; return the reasons of those it refused."""
+        """Have a broker write these markers; return the refused markers' partitions
+        with the reasons.
+        """
         try:
             refused = await self._connection.once(
                 transaction_requests.write_markers(markers),
@@ -489,13 +496,14 @@ class Transactions:
         return refused
 
     async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether all other brokers name the broker that described a transaction
-        as its coordinator.
+        """Return whether all other brokers name the broker that described the
+        transaction as its coordinator.
 
-        A coordinator that hung and wakes up describes the past.
+        A coordinator that hung and wakes up describes an old state.
 
         Raises:
-            LogError: retryable: they do not, or none answers, and the time is over.
+            LogError: retryable: the brokers disagree, or none answers, and the time is
+                over.
         """
         told_by = self._coordinators.get(transactional_id)
         brokers = self._connection.brokers()
@@ -553,8 +561,8 @@ def _by_leader(
     partitions: Iterable[TopicPartition],
     leaders: Mapping[TopicPartition, int],
 ) -> dict[int, set[TopicPartition]]:
-    """Return the partitions by the broker that leads them, without those that have no
-    leader.
+    """Return the partitions by the broker that leads them; partitions without a leader
+    are left out.
     """
     found: dict[int, set[TopicPartition]] = {}
     for at in partitions:

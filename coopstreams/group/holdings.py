@@ -3,20 +3,21 @@ without I/O.
 
     answered    a generation began with the last request of this member; if one was missed in between: lost
     assigned    tasks that are not in the assignment are closing, new ones are added
-    released    a closing task is closed: no thread of this process touches it again
-    lost        the group has removed this member: all its work is void, and the epoch is another one
+    released    a closing task is closed: no thread of this process touches it any more
+    lost        the group has removed this member: all its work is void, and a new epoch begins
 
 Invariant: every task that may still be open here is in `held`, so the leader grants it
 to no other member (revoked is not released).
 Invariant: the epoch changes whenever membership is lost, before any work can begin
 under a new one. A commit names the epoch under which its work began; under another
 epoch the work is void, even if this member holds the same task again.
-Invariant: what is held was claimed in each generation since it was assigned. A broker
+Invariant: a held task was claimed in each generation since it was assigned. A broker
 may handle an old request to join after a newer one (they came by two connections) and
-begin a generation with the old claim. It answers the request that it handled last, so
-this member gets no answer from such a generation, and voids what it holds when it has
-missed one. Turned down: releasing revoked tasks at once, as consumers may: the next
-owner would open them beside our open transaction.
+begin a generation with the old claim. It answers only the request that it handled last.
+So this member gets no answer from a generation that began with the old claim, and voids
+the tasks it holds when it has missed a generation.
+Turned down: releasing revoked tasks at once, as consumers may: the next owner would
+open them beside our open transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A new assignment. Open the `added` tasks, after those `revoked` ones that they
+    """A new assignment. Open the `added` tasks once the `revoked` tasks that they
     overlap are closed.
 
     Shape: `tasks` is everything this member owns now, sorted. Each of `revoked` must be
@@ -54,15 +55,15 @@ class Assigned:
     revoked: tuple[TaskId, ...]
     cluster: Cluster
     waits: str = ""
-    """Why the leader gives this member no tasks for now; empty: it does."""
+    """Why the leader gives this member no tasks for now; empty: it gives it tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The membership is lost, and these tasks with it: uncommitted work is void, and no
+    """The loss of the membership with these tasks: uncommitted work is void, and no
     task has to be released.
 
-    `epoch` is the new one.
+    `epoch` is the new epoch.
     """
 
     epoch: int
@@ -71,8 +72,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Kafka refuses this member for good: the instance has to stop. `error` has the
-    reason.
+    """The end of the membership for good, refused by Kafka: the instance has to stop.
+    `error` has the reason.
     """
 
     error: GroupError
@@ -87,11 +88,11 @@ class Holdings:
     def __init__(self, process: str) -> None:
         self.epoch = 0
         self.generation = NO_GENERATION
-        """The generation of the last assignment, from which the held tasks come."""
+        """The generation of the last assignment, which gave the held tasks."""
         self.tasks: tuple[TaskId, ...] = ()
         self.closing: dict[TaskId, int] = {}
-        """Revoked and not yet released tasks, each with the serial of the assignment
-        that revoked it.
+        """The revoked and not yet released tasks, each with the serial of the
+        assignment that revoked it.
         """
         self.process = process
         self._target: tuple[TaskId, ...] = ()
@@ -111,7 +112,7 @@ class Holdings:
         """Return the state to send to the leader, and a nonce that changes with each
         requested rebalance.
 
-        A member whose bytes have not changed only gets its old assignment again
+        A member that joins with unchanged bytes only gets its old assignment again
         (measured).
         """
         self._sent = self._asked
@@ -125,17 +126,17 @@ class Holdings:
 
     @property
     def wants_rebalance(self) -> bool:
-        """Whether a rebalance was requested after the state was sent last: one that
-        runs already may be too early.
+        """Whether a rebalance was requested after the state was last sent: a running
+        one may have begun too early.
         """
         return self._asked > self._sent
 
     def answered(self, generation: int) -> Lost | None:
-        """Apply the answer to the last request to join; return what is lost because a
+        """Apply the answer to the last request to join; return what is lost if a
         generation was missed before it.
 
-        A missed one may have begun with a request from before the last assignment, and
-        have granted to others what is held here.
+        A missed generation may have begun with a request from before the last
+        assignment, and may have granted tasks to others that are held here.
         """
         missed = generation > self._answered + 1
         self._answered = generation
@@ -174,7 +175,7 @@ class Holdings:
         )
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Forget closing tasks; when none is left and another member waits for them,
+        """Remove closing tasks. When none is left and another member waits for them,
         request a rebalance.
 
         Shape: `seen` is the serial of the last assignment that the caller has handled.

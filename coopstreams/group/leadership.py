@@ -1,10 +1,9 @@
-"""The leader of a partition, for certain, by the views of several brokers: the true end
-is requested with its epoch.
+"""The leader of a partition for certain, decided from the views of several brokers.
 
 A broker that hung still acts as the leader when it wakes up, and reports an old end. So
-enough brokers report the leader epoch that they know, and the leader of the highest one
-is asked for the end, with that epoch (KIP-320).
-How many are enough, and why: docs/internals/leaders.md.
+enough brokers report the leader epoch that they know. The leader of the highest epoch
+is asked for the end, with that epoch (KIP-320). How many are enough, and why:
+docs/internals/leaders.md.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from coopstreams.topology.columns import TopicPartition
 
 NO_LEADER = -1
 NOT_TOLD = 1
-"""`min.insync.replicas` of a topic that this principal may not describe: it demands the
-most answers.
+"""The `min.insync.replicas` assumed for a topic that this principal may not describe.
+It requires the most answers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A partition as one broker knows it. `epoch` -1: this broker reports none.
-    `offline`: the replicas that are.
+    """A partition as one broker knows it. `epoch` -1: this broker reports no leader
+    epoch. `offline`: the replicas that are offline.
     """
 
     leader: int
@@ -37,8 +36,8 @@ class BrokerView:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The leader to ask, and the epoch to ask it with. `why_not`: why not to ask yet;
-    empty: ask.
+    """The leader of a partition and its epoch. `why_not`: why the leader must not be
+    asked for the end yet; empty: it may be.
     """
 
     leader: int
@@ -50,8 +49,8 @@ class Choice:
 class Choices:
     """The choices for several partitions.
 
-    Shape: `certain`: the leaders to ask. `reasons`: why not to ask yet. `unknown` are
-    partitions that no broker knows.
+    Shape: `certain`: the leaders that may be asked. `reasons`: why other leaders must
+    not be asked yet. `unknown` are partitions that no broker knows.
     """
 
     certain: Mapping[TopicPartition, Choice]
@@ -64,8 +63,8 @@ def choose_each(
     partitions: Collection[TopicPartition],
     min_isr: Mapping[str, int],
 ) -> Choices:
-    """Return the leaders of partitions. `views`: by broker. `min_isr`: by topic, where
-    it is known.
+    """Return the choices for several partitions. `views`: by broker. `min_isr`: by
+    topic, if it is known.
     """
     choices = {
         at: choose(
@@ -86,11 +85,11 @@ def silent_replicas(
     views: Mapping[int, Mapping[TopicPartition, BrokerView]],
     partitions: Collection[TopicPartition],
 ) -> dict[TopicPartition, frozenset[int]]:
-    """Return the brokers of in-sync replicas that have not answered; partitions without
-    one are left out.
+    """Return, for each partition, the brokers with an in-sync replica that have not
+    answered; partitions without such a broker are left out.
 
-    `views`: by broker that has answered. A replica counts as in sync if all views have
-    it in sync, since one view may be newer.
+    `views`: of the brokers that have answered. A replica counts as in sync if it is so
+    in all views, since one view may be newer.
     """
     found = {}
     for at in partitions:
@@ -104,9 +103,9 @@ def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | N
     """Return the leader of a partition by the brokers' answers; None: no broker knows
     the partition.
 
-    Shape: `answers` by broker; None: it does not know the partition. Views of one epoch
-    may differ in their replicas while these are reassigned, or in which are offline:
-    each of them must have enough answers.
+    Shape: `answers` by broker; None: it does not know the partition. During a
+    reassignment, views of one epoch may differ in their replicas, and at any time in
+    which are offline. Each of these views must have enough answers.
     """
     views = [view for view in answers.values() if view is not None]
     if not views:
@@ -123,7 +122,9 @@ def _why_not(
     answered: Collection[int],
     min_isr: int,
 ) -> str:
-    """Return why not to ask the leader of the newest views yet; empty: ask."""
+    """Return why the leader of the newest views must not be asked yet; empty: it may
+    be.
+    """
     if len({view.topic_id for view in views}) > 1:
         return "the brokers do not agree which topic of that name it is"
     missing = frozenset().union(
@@ -137,7 +138,7 @@ def _why_not(
 
 
 def _unanswered(missing: frozenset[int], min_isr: int) -> str:
-    """Return why to wait for these brokers, and the cure."""
+    """Return the message that these brokers have to answer first, with the cure."""
     names = ", ".join(map(str, sorted(missing)))
     need = (
         f"broker {names} may know of a newer leader and has not answered. Have it answer this machine (its "
@@ -153,7 +154,7 @@ def missing_answers(
     answered: Collection[int],
     min_isr: int,
 ) -> frozenset[int]:
-    """Return the replicas of the newest view whose answers are missing; empty: enough
+    """Return the replicas of the newest view whose answers are needed; empty: enough
     have answered.
     """
     silent = view.replicas.difference(answered)

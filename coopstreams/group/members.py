@@ -23,8 +23,8 @@ NO_GENERATION = -1
 
 
 class TaskPartition(NamedTuple):
-    """A partition of a sub-topology: siblings share it, and each store has its part
-    there.
+    """A partition of a sub-topology. Sibling tasks share it, and it has a part of each
+    store.
     """
 
     subtopology: int
@@ -35,16 +35,16 @@ class TaskPartition(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A sub-topology that a member can run, as it announces it."""
+    """A sub-topology that a member can run, as the member announces it."""
 
     fingerprint: str
     partitions: int
-    """The partition count in this member's view; another may see more topics of a
-    pattern. 0: no topic matches yet.
+    """The partition count that this member sees; another member may see more topics of
+    a pattern. 0: no topic matches yet.
     """
     divisible: bool = True
-    """Whether its partitions may be cut by key range, as far as this member knows. All
-    members must say so.
+    """Whether this member may divide the partitions by key range. They are divided only
+    if all members may.
     """
 
 
@@ -53,26 +53,28 @@ class MemberInfo:
     """An instance's description of itself."""
 
     process: str
-    """The name of one run of the process: the same instance started again has another.
+    """The name of one run of the process: the same instance gets another name when it
+    starts again.
     """
     host: str = ""
     endpoint: str | None = None
-    """The address of the instance's query server; None: it has none (yet)."""
+    """The address of the instance's query server; None: there is none (yet)."""
     threads: int = 1
-    """The instance's capacity: how many slots it has. At least 1."""
+    """The instance's number of stream threads, each with one slot. At least 1."""
     transactional_ids: tuple[str, ...] = ()
-    """The ids of its producers. A transaction of this application under any other id
-    has no living owner.
+    """The transactional ids of its producers. A transaction of this application under
+    any other id has no living owner.
     """
     allow_key_share: bool = True
-    """False: whole partitions only, for the whole group."""
+    """Whether partitions may be divided by key range. If one member says False, the
+    whole group has whole partitions only.
+    """
     ending: str = ""
-    """Why every instance of the application is to stop; empty: it is not."""
+    """Why every instance of the application has to stop; empty: none has to."""
     topology: tuple[Runs, ...] = ()
     """Its sub-topologies, by number: they define its task ids.
 
-    Empty: a consumer, or a member of a version of the format that does not announce
-    them.
+    Empty: a consumer, or a member of an older version that does not announce them.
     """
 
     def __post_init__(self) -> None:
@@ -84,14 +86,14 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """A member as the leader sees it."""
+    """A member as the leader sees it, decoded from its subscription."""
 
     info: MemberInfo
     tasks: tuple[TaskId, ...] = ()
     """All tasks held here: assigned, or revoked but not yet released."""
     generation: int = NO_GENERATION
-    """The generation of the assignment that the tasks come from: of two claims the
-    newer one is right.
+    """The generation of the assignment that gave the tasks: of two claims the one of
+    the later generation is right.
     """
     target: tuple[TaskId, ...] = ()
     """Its share of the last target: the tasks it gets once all hand-overs are done."""
@@ -112,8 +114,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The whole group in one generation. Shape: `members` sorted by id; `partitions` of
-    each sub-topology.
+    """The whole group in one generation. Shape: `members` sorted by id; `partitions` is
+    the partition count of each sub-topology.
     """
 
     members: tuple[Member, ...] = ()
@@ -129,22 +131,25 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The leader's assignment of one member."""
+    """The leader's assignment for one member."""
 
     process: str
-    """The process that the assignment is for: a restarted static member gets its
+    """The process for which it was made: a restarted static member gets its
     predecessor's assignment.
     """
     tasks: tuple[TaskId, ...] = ()
     target: tuple[TaskId, ...] = ()
     """`tasks`, and the tasks that other members must release first."""
     settled: bool = True
-    """No member waits for another: releasing revoked tasks needs no further rebalance.
+    """Whether no member waits for another: then releasing revoked tasks needs no
+    further rebalance.
     """
     cluster: Cluster = field(default_factory=Cluster)
     error: str = ""
-    """Why the leader never gives this member any task: it has to stop."""
+    """Why the leader never gives this member any task, so that it has to stop; empty:
+    no reason.
+    """
     waits: str = ""
-    """Why the leader gives this member no tasks for now: it stays, and takes over when
-    it can.
+    """Why the leader gives this member no tasks for now; empty: no reason. The member
+    stays, and takes over when it can.
     """

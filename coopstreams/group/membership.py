@@ -6,19 +6,19 @@
 A commit names a generation. When the group begins a new generation during the commit,
 the broker refuses a rightful owner, which then repeats its work. So a join waits until
 no commit is under way, and a commit waits while this member joins (`CommitGate`). Both
-wait only for a while, because neither a dead member that the group waits for nor a
-hanging commit may stop the other for long.
+waits are limited: neither a dead member that the group waits for nor a hanging commit
+may stop the other for long.
 
 Invariant: a revoked task is held until `released`, so no other member opens it before
 its last commit here.
-Invariant: work names the epoch it began under. `fence` refuses another one, and reads
-the identity before the epoch: a member that was lost and came back cannot commit old
-work under its new identity. Without an identity there is no
-commit: brokers do not fence such a one.
+Invariant: work names the epoch under which it began. `fence` refuses work of another
+epoch, and reads the identity before the epoch: a member that was lost and came back
+cannot commit old work under its new identity. Without an identity there is no commit,
+because brokers would not fence it.
 Invariant: the gate avoids refusals; safety does not depend on it. The broker checks
-every commit's generation; without the gate a refusal is only likelier. Turned down: a
-thread that drives the membership beside the I/O thread (two more hand-overs, nothing
-gained).
+every commit's generation.
+Turned down: a thread that drives the membership beside the I/O thread (two more
+hand-overs, nothing gained).
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ log = logging.getLogger(__name__)
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
-"""How long a broker may take to list open transactions. Those of a dead broker could
-not be ended now anyway.
+"""How long a broker may take to list open transactions. The transactions of a dead
+broker could not be ended now anyway.
 """
 LOOK_S = 0.02
 """How often a commit checks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000
-"""Size of a group's metadata above which a warning is logged. Units: bytes.
+"""The size of a group's metadata above which a warning is logged. Units: bytes.
 
 The broker keeps all subscriptions and assignments of a group in one record, by default
 of 1 MiB at most.
@@ -91,8 +91,8 @@ of 1 MiB at most.
 
 
 class GroupMember:
-    """One process in one group. Thread-safe, as its coordinator and participant
-    are; not for calls from inside the functions of its `Participant`.
+    """The membership of one process in one group. Thread-safe, but not for calls from
+    inside the functions of its `Participant`.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class GroupMember:
         timings: Timings | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """Connect nothing yet.
+        """Make a member that is not connected yet.
 
-        Shape: `coordinator` returns the client of the group's coordinator.
-        `predecessor`: the member id of a process that is certainly dead, so that the
-        group need not wait for it; empty: none.
+        Shape: `coordinator` makes the client of the group's coordinator. `predecessor`:
+        the member id of a process that is certainly dead, so that the group need not
+        wait for it; empty: none.
 
         Raises:
             ConfigError: a connection or security setting that the group's client does
-            not have.
+                not have.
         """
         self.group = participant.group
         self._host = host
@@ -135,15 +135,15 @@ class GroupMember:
     def close(self, leave: bool = True) -> None:
         """Leave the group. No events follow.
 
-        `leave` False: the group learns it when the session has timed out, as if this
-        process had died.
+        `leave` False: the group learns of the end when the session has timed out, as if
+        this process had died.
         """
         self._participant.close()
         self._coordinator.close(leave=leave)
 
     @property
     def problem(self) -> str:
-        """Why this process is not in the group, in words; empty: it is."""
+        """Why this process is not in the group, in words; empty: it is in the group."""
         return self._coordinator.problem
 
     @property
@@ -154,7 +154,7 @@ class GroupMember:
     @property
     def epoch(self) -> int:
         """The epoch of this membership. It changes whenever membership is lost: work
-        that began in an earlier one is void, and must not be committed.
+        that began in an earlier epoch is void, and must not be committed.
         """
         return self._participant.epoch
 
@@ -168,31 +168,31 @@ class GroupMember:
         """Return whether this is certainly still a member, under that epoch.
 
         It is if a heartbeat was answered within the session time-out, outside of a
-        rebalance. With a generation: and no later one can have begun, because none
-        begins before this process has asked to join it.
+        rebalance. With `generation`: and if no later generation can have begun, because
+        none begins before this process asks to join it.
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
         return self.sure_s(epoch) > 0
 
     def sure_s(self, epoch: int) -> float:
-        """Return for how many seconds this certainly stays a member under that epoch;
-        0: it may be none now.
+        """Return for how many seconds this process certainly stays a member under that
+        epoch; 0: it may have been removed.
         """
         left = self._coordinator.sure_until - self._host.elapsed()
         return max(0.0, left) if self.epoch == epoch else 0.0
 
     def ask(self) -> float:
-        """Have the group confirm this member as soon as it can; return the time of the
-        request, for `confirmed`.
+        """Send a heartbeat soon, by which the group confirms this member; return the
+        time of the request, for `confirmed`.
         """
         moment = self._host.elapsed()
         self._coordinator.check()
         return moment
 
     def confirmed(self, since: float, epoch: int) -> bool:
-        """Return whether the group has answered a request sent after that time, to this
-        member in that epoch.
+        """Return whether the group has answered a request that this member sent after
+        that time, in that epoch.
         """
         return (
             self._coordinator.heard_at > since and self.epoch == epoch
@@ -200,7 +200,7 @@ class GroupMember:
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
         """Release these revoked tasks, which are committed and closed. If another
-        member waits for one, rebalance.
+        member waits for a task, rebalance.
 
         Shape: `seen` is the `serial` of the last `Assigned` that the caller has
         handled: tasks revoked by a later one stay held.
@@ -218,7 +218,7 @@ class GroupMember:
         topics: Sequence[str],
         sources: Mapping[int, Sequence[str]],
     ) -> None:
-        """Read these topics from now on (see `Participant`); the group rebalances."""
+        """Set the topics to read (see `Participant`); the group rebalances."""
         self._participant.subscribe(topics, sources)
         self.rejoin()
 
@@ -226,13 +226,13 @@ class GroupMember:
     def fence(self, epoch: int) -> Iterator[GroupFence]:
         """Return the fence for a commit of work that began under `epoch`.
 
-        Any number of threads may have one at once; joins wait for them, for a while.
-        While the coordinator is being looked for, this waits: a client that sends to a
-        broker that is gone may never return (`bounded`).
+        Any number of threads may have a fence at the same time; joins wait for them,
+        within limits. While the coordinator is being looked for, this waits: a client
+        that sends to a broker that is gone may never return (`bounded`).
 
         Raises:
             MembershipLostError: the membership of that epoch is over: uncommitted work
-            is void.
+                is void.
         """
         coordinator = self._await_coordinator(epoch)
         self._participant.gate.enter(self._timings.patience / 1000)
@@ -258,8 +258,8 @@ class GroupMember:
             self._participant.gate.leave()
 
     def _await_coordinator(self, epoch: int) -> int | None:
-        """Return the broker that coordinates the group; None: none in time, or the
-        membership of that epoch is over.
+        """Wait for the broker that coordinates the group, and return it; None: none in
+        time, or the membership of that epoch is over.
         """
         give_up = self._host.now() + self._timings.request / 1000
         while (
@@ -286,8 +286,9 @@ class GroupMember:
         """Commit offsets (with metadata) outside of any transaction, inside `fence`.
 
         Raises:
-            MembershipLostError: refused: another generation has begun.
-            LogError: refused for another reason, or no answer in time.
+            MembershipLostError: refused, because another generation has begun.
+            LogError: the commit was refused for another reason, or not answered in
+                time.
         """
         self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
@@ -296,12 +297,14 @@ class GroupMember:
         partitions: Iterable[TopicPartition] | None,
         timeout_ms: int | None = None,
     ) -> group_requests.Offsets:
-        """Return the committed offset of each partition (None: of all that have one).
+        """Return the committed offset of each partition; `partitions` None: of all
+        partitions that have one.
 
-        Waits for open transactions that would change it.
+        Waits for open transactions that would change an offset.
 
         Raises:
-            LogError: refused, or a transaction stayed open, or no answer in time.
+            LogError: the request was refused, a transaction stayed open, or no answer
+                came in time.
         """
         return settled_offsets(
             self.fetch_offsets,
@@ -317,12 +320,13 @@ class GroupMember:
         *,
         stable: bool = True,
     ) -> group_requests.FetchedOffset:
-        """Return the plain offsets of these partitions (None: of all) as they are now.
+        """Return the plain offsets of these partitions as they are now; `partitions`
+        None: of all.
 
-        `stable`: without those that an open transaction may still change.
+        `stable`: leave out offsets that an open transaction may still change.
 
         Raises:
-            LogError: refused, or no answer in time.
+            LogError: the request was refused, or not answered in time.
         """
         return self._coordinator.fetch_offsets(partitions, stable=stable)
 
@@ -331,11 +335,11 @@ class GroupMember:
         transactional_id: str,
         timeout_ms: int | None = None,
     ) -> None:
-        """Abort the open transaction that a dead producer left under that id. A live
-        producer is fenced.
+        """Abort the open transaction that a dead producer left under a transactional
+        id. A live producer is fenced.
 
         Raises:
-            LogError: refused, or no answer in time.
+            LogError: the request was refused, or not answered in time.
         """
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
@@ -344,8 +348,8 @@ class GroupMember:
         prefix: str = "",
         timeout_ms: int = LIST_MS,
     ) -> frozenset[str]:
-        """Return the ids, with that prefix, of open transactions, of the brokers that
-        answer within this time.
+        """Return the transactional ids that begin with `prefix` and have an open
+        transaction, from the brokers that answer in time.
         """
         return frozenset(
             id_
@@ -355,10 +359,11 @@ class GroupMember:
 
 
 class Participant:
-    """What a process holds and says in its group: the hooks of its coordinator.
+    """The tasks of a process in its group, and what it announces: the hooks of its
+    coordinator.
 
-    The thread of the group calls the hooks. They return at once: no heartbeat is sent
-    meanwhile.
+    The coordinator's I/O thread calls the hooks. They return at once: no heartbeat is
+    sent meanwhile.
     """
 
     def __init__(
@@ -373,12 +378,14 @@ class Participant:
         sources: Mapping[int, Sequence[str]] | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`topics`: every topic that offsets are committed for: brokers forget those of
-        others. `sources`: the source topics of each sub-topology, for tools that show
-        which member reads which partition.
+        """Make the hooks of a member.
 
-        `info`, `assign` and `alive` run on the thread of the group, `on_event` on
-        whichever thread causes the event. They must return at once.
+        `topics`: every topic that offsets are committed for: brokers forget the offsets
+        of other topics. `sources`: the source topics of each sub-topology, for tools
+        that show which member reads which partition.
+
+        `info`, `assign` and `alive` run on the I/O thread, `on_event` on whichever
+        thread causes the event. They must return at once.
         """
         self.group = group
         self.alive = alive
@@ -393,7 +400,7 @@ class Participant:
 
     @property
     def epoch(self) -> int:
-        """The current epoch."""
+        """The epoch of the current membership."""
         with self._lock:
             return self._holdings.epoch
 
@@ -403,13 +410,17 @@ class Participant:
             return self._holdings.held
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> bool:
-        """Release revoked tasks; return whether another member waits for one."""
+        """Release revoked tasks; return whether another member waits for one, so that a
+        rebalance is needed.
+        """
         with self._lock:
             self._holdings.released(tasks, seen)
             return self._holdings.wants_rebalance
 
     def ask(self) -> None:
-        """Join again: what the group knows is out of date."""
+        """Request a rebalance, because the group's knowledge of this member is out of
+        date.
+        """
         with self._lock:
             self._holdings.ask()
 
@@ -418,7 +429,7 @@ class Participant:
         topics: Sequence[str],
         sources: Mapping[int, Sequence[str]],
     ) -> None:
-        """Announce these topics from the next join on."""
+        """Set the topics that this member announces from the next join on."""
         self._topics = sorted(set(topics))
         self._sources = dict(sources)
 
@@ -434,8 +445,8 @@ class Participant:
         return encode_subscription(state, nonce, self._topics, self._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Assign tasks to our members. A foreign process in the group gets none, and
-        does not stop the others.
+        """Return the encoded assignments of all members. A foreign process in the group
+        gets no tasks, and does not stop the others.
         """
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}
@@ -527,7 +538,9 @@ class Participant:
 
 
 class CommitGate:
-    """A lock for any number of commits, or one join."""
+    """A lock for any number of commits, or one join. Waits are limited, so it does not
+    exclude them strictly.
+    """
 
     def __init__(self, host: Host = SYSTEM) -> None:
         self._changed = host.condition()
@@ -535,8 +548,10 @@ class CommitGate:
         self._joining = False
 
     def enter(self, patience_s: float) -> bool:
-        """Begin a commit; return whether no join was under way when it began. Every
-        `enter` needs a `leave`.
+        """Begin a commit; return whether no join was under way. Every `enter` needs a
+        `leave`.
+
+        A join that is under way is waited for, for at most `patience_s`.
         """
         with self._changed:
             clear = self._changed.wait_for(lambda: not self._joining, patience_s)
@@ -550,7 +565,7 @@ class CommitGate:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Begin a join: new commits wait, for a while. Return whether none is under
+        """Begin a join, for which new commits wait; return whether no commit is under
         way. Never waits.
         """
         with self._changed:

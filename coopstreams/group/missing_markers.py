@@ -1,5 +1,5 @@
-"""Hanging transactions: the coordinator calls a transaction complete, and a partition
-still has it open.
+"""The markers that hanging transactions lack. A transaction hangs if its coordinator
+calls it complete while a partition still has it open.
 
 A coordinator completes a transaction when it has written a marker (COMMIT or ABORT) to
 each of its partitions. A broker with KAFKA-20734 (4.3.0, 4.3.1, 4.4.0) takes a
@@ -21,8 +21,8 @@ The coordinator reports `Empty` after `InitProducerId`, which forgets how the la
 transaction ended. That transaction was aborted: by the invariant a committed one was
 finished before.
 
-Invariant: no producer is initialised and no transaction begun before the committed one
-in front of it is finished in all its partitions.
+Invariant: a producer is initialised, or begins a transaction, only when its last
+committed transaction is finished in all its partitions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 
 SKIPPING_METADATA = range(30, 32)
 """The newest metadata versions of brokers with KAFKA-20734: 4.3 (30) and 4.4 (31).
-Patch releases look the same.
+Patch releases report the same versions.
 """
 
 
@@ -59,7 +59,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An open transaction of a partition: its producer, and where it begins."""
+    """An open transaction in a partition: its producer, and the offset where it begins."""
 
     producer: int
     epoch: int
@@ -69,7 +69,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The end of a producer's transaction, as written to a partition."""
+    """The marker that ends a producer's transaction in a partition."""
 
     producer: int
     epoch: int
@@ -87,8 +87,8 @@ def missing_markers(
     them. A partition with a newer producer epoch than the coordinator's lacks none: the
     producer has gone on in between.
 
-    Shape: the marker is the one that the coordinator would have written; its own epoch
-    is at least that of the partition's last marker.
+    Shape: the marker is the one that the coordinator would have written; its
+    coordinator epoch is at least that of the partition's last marker.
     """
     if told.state not in ENDED:
         return {}
@@ -110,13 +110,13 @@ def believed(
     brokers: Collection[int],
     named: Mapping[int, int],
 ) -> bool:
-    """Return whether the broker that described a transaction coordinates it: the other
-    brokers must name it.
+    """Return whether the broker that described a transaction coordinates it: all other
+    brokers that answer must name it.
 
-    `named`: the coordinator, by broker that has answered. A broker that hung still acts
-    as the coordinator for a moment and reports an old state: it may call a transaction
-    committed that the new coordinator has open, or aborts (seen: 802 records became
-    visible 0.2 s before their abort).
+    `named`: the coordinator that each answering broker names. A broker that hung still
+    acts as the coordinator for a moment and reports an old state. It may call a
+    transaction committed that the new coordinator has open, or aborts (seen: 802
+    records became visible 0.2 s before their abort).
     """
     others = set(brokers) - {told_by}
     return told_by is not None and (
@@ -132,8 +132,8 @@ def refusal(
     why: str,
     login: Login,
 ) -> str:
-    """Return the message on a hanging transaction that may not be ended: the problem,
-    the danger, and the cure.
+    """Return the message about a hanging transaction that this process may not end: the
+    problem, the danger, and the cure.
     """
     starts = {
         at: min(one.start_offset for one in open_[at] if one.producer == told.producer)

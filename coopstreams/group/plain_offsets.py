@@ -1,7 +1,7 @@
-"""A group's plain offsets, fetched until no open transaction can change them.
+"""The plain offsets of a group, fetched until no open transaction can change them.
 
-Invariant: a stable offset is kept, and only the others are fetched again. Under
-exactly-once some thread always has a transaction open: if one request for all
+Invariant: a stable offset is kept, and only unstable ones are fetched again. Under
+exactly-once some thread always has a transaction open. If one request for all
 partitions failed as a whole, 64 threads would leave no moment in which it succeeds.
 """
 
@@ -25,11 +25,11 @@ def settled_offsets(
     timeout_s: float,
     host: Host = SYSTEM,
 ) -> Offsets:
-    """Return the offsets of these partitions (None: of all), fetched until no open
-    transaction can change them.
+    """Return the offsets of these partitions, fetched until no open transaction can
+    change them; `partitions` None: of all.
 
-    Partitions of the commit topic, which some transaction always changes, are fetched
-    once: no task begins at their offsets.
+    Partitions of the commit topic are fetched once. Some transaction always changes
+    their offsets, and no task begins there.
 
     Raises:
         LogError: retryable: a transaction stayed open; names the partitions.

@@ -1,9 +1,9 @@
 """The slots of a partition, and the key ranges of each slot. Pure arithmetic, without
-members' holdings.
+the tasks that members hold.
 
-A group has one slot for each thread. If slots outnumber the partitions, a partition has
-several and is cut by key range; otherwise a slot has several partitions. A *cell* is
-the part of one partition that one slot takes: neighbouring key ranges.
+A group has one slot for each thread. If there are more slots than partitions, a
+partition has several and is cut by key range; otherwise a slot has several partitions.
+A *cell* is the part of one partition that one slot takes: neighbouring key ranges.
 
 Invariant: cells of a partition tile the hash space, and differ by at most one key
 range.
@@ -24,23 +24,26 @@ from coopstreams.topology.keys import GROUPS, KeyRange
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One slot's part of a partition: one or more neighbouring key ranges, each a task."""
+    """The part of a partition that one slot takes: one or more neighbouring key ranges,
+    each a task.
+    """
 
     partition: int
     ranges: tuple[KeyRange, ...]
 
     @property
     def key_range(self) -> KeyRange:
-        """The key ranges of the cell as one."""
+        """The one key range that all key ranges of the cell make up."""
         return KeyRange(self.ranges[0].start, self.ranges[-1].end)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The allowed cuts of one sub-topology for a group: slot counts and shares.
+    """The allowed cuts of one sub-topology for a group: slot counts, key ranges and
+    each member's share.
 
     Shape: `threads` by member. `ranges` is the least number of key ranges a partition
-    is cut into; `share` False: one.
+    is cut into; `share` False: partitions are not cut.
     """
 
     partitions: int
@@ -50,20 +53,22 @@ class Layout:
 
     @cached_property
     def slots(self) -> int:
-        """Cells of the whole sub-topology: one per thread, but no less than partitions
-        and no more than key groups.
+        """The number of slots, and so of cells, of the whole sub-topology: one per
+        thread, but at least one per partition and at most one per key group.
         """
         wanted = sum(self.threads.values()) if self.share else 0
         return min(max(wanted, self.partitions), self.partitions * GROUPS)
 
     @property
     def fewest(self) -> int:
-        """Slots that every partition has; `larger` of them have one more."""
+        """The number of slots that every partition has; `larger` partitions have one
+        more.
+        """
         return self.slots // self.partitions
 
     @property
     def larger(self) -> int:
-        """Partitions that have one slot more than `fewest`."""
+        """The number of partitions that have one slot more than `fewest`."""
         return self.slots % self.partitions
 
     @property
@@ -74,7 +79,7 @@ class Layout:
     @cached_property
     def quotas(self) -> dict[str, tuple[int, int]]:
         """The least and the most cells of each member: its share of all cells, rounded
-        down, and rounded up.
+        down and up.
         """
         total = sum(self.threads.values())
         return {
@@ -83,7 +88,7 @@ class Layout:
         }
 
     def ranges_of(self, slots: int) -> int:
-        """Return into how many key ranges a partition with this number of slots is cut."""
+        """Return the number of key ranges of a partition with this number of slots."""
         return max(self.ranges, slots) if self.share else 1
 
     def cells(self, partition: int, slots: int) -> list[Cell]:
@@ -94,7 +99,7 @@ class Layout:
 
     @cached_property
     def sizes(self) -> tuple[Fraction, Fraction]:
-        """The smallest and the largest size a cell can have, in partitions."""
+        """The size of the smallest and of the largest possible cell, in partitions."""
         small = min(
             Fraction(self.ranges_of(k) // k, self.ranges_of(k)) for k in self.counts
         )

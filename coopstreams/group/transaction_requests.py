@@ -1,9 +1,9 @@
 """Requests about transactions: their state at the coordinator, open ones at the
 leaders, and the markers that end them.
 
-Each exchange is a request and a function that reads the answer, as in `requests`. An
-answer about many partitions has a result or an error for each: one without a leader
-does not hide the others.
+Each function returns an exchange: a request and a function that reads its answer, as in
+`group_requests`. An answer about many partitions has a result or an error for each, so
+a partition without a leader does not hide the other partitions.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -51,8 +51,8 @@ class PartitionAnswers:
 def describe_transaction(
     transactional_id: str,
 ) -> Exchange[TransactionDescription | None]:
-    """Ask the transaction's coordinator for its description; None: it does not know the
-    transactional id.
+    """Return the exchange that asks the transaction's coordinator for its description;
+    None: it does not know the transactional id.
     """
 
     def read(response: Any) -> TransactionDescription | None:
@@ -81,15 +81,15 @@ def describe_transaction(
 
 
 def find_leaders(topics: Collection[str]) -> Exchange[Views]:
-    """Ask any broker for the leaders of topics' partitions; topics that it does not
-    know are left out.
+    """Return the exchange that asks any broker for the leaders of topics' partitions.
+    Topics that the broker does not know are left out.
     """
     return replace(find_views(topics), what="asking for the leaders of partitions")
 
 
 def list_ended() -> Exchange[dict[int, str]]:
-    """Ask a coordinator for the transactional ids whose last transaction has ended; by
-    producer id.
+    """Return the exchange that asks a coordinator for the transactional ids whose last
+    transaction has ended, by producer id.
     """
 
     def read(response: Any) -> dict[int, str]:
@@ -109,7 +109,9 @@ def list_ended() -> Exchange[dict[int, str]]:
 def describe_producers(
     partitions: Iterable[TopicPartition],
 ) -> Exchange[PartitionAnswers]:
-    """Ask a broker for the open transactions in partitions that it leads."""
+    """Return the exchange that asks a broker for the open transactions in partitions
+    that it leads.
+    """
     topics = [
         DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
         for topic, numbers in by_topic(partitions).items()
@@ -144,8 +146,8 @@ def describe_producers(
 def write_markers(
     markers: Mapping[TopicPartition, Marker],
 ) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
-    """Write the end of a transaction to the leader of partitions, as a coordinator
-    does; return the refusals.
+    """Return the exchange that writes transaction markers to partitions at their
+    leader, as a coordinator does; its answer has the refusals.
     """
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
     topic_type = marker_type.WritableTxnMarkerTopic
@@ -178,8 +180,8 @@ def write_markers(
 
 
 def newest_metadata() -> Exchange[int]:
-    """Ask a broker for the newest metadata version that it supports, which reveals its
-    version without the patch.
+    """Return the exchange that asks a broker for the newest metadata version that it
+    supports. This reveals the broker's version without the patch.
     """
     request = ApiVersionsRequest(
         client_software_name="coopstreams",
