@@ -1,9 +1,9 @@
-"""`serdes.avro`: Avro records in the wire format of a schema registry, as dicts or as
-objects of a class.
+"""Makes serdes of Avro records (`serdes.avro`) in a schema registry's wire format.
+Values are dicts, or objects of a class.
 
-fastavro writes 1.5 as the long 1, and any value as a boolean. What it would write as
-another value is refused before. Turned down: its own validation (three times as slow as
-the writing).
+fastavro writes 1.5 as the long 1, and any value as a boolean. So a check before the
+write refuses each value that fastavro would change. Turned down: fastavro's own
+validation (three times as slow as the writing).
 Source: Apache Avro 1.12, binary encoding and schema resolution, by fastavro.
 """
 
@@ -53,12 +53,14 @@ AvroSchema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
 """A schema as JSON text, or as its parsed values."""
 
 Check: TypeAlias = Callable[[Any], None]
-"""Raises a TypeError if a value would be written as another one."""
+"""A function that raises a TypeError if fastavro would write a value as another
+value.
+"""
 
 _WHOLE = {"int": 31, "long": 63}
-"""The bits of whole numbers, without the sign."""
+"""The number of bits of each integer type, without the sign."""
 _AS_THEY_ARE = (bytes, date, datetime, time, Decimal, UUID)
-"""Types that fastavro writes by itself."""
+"""Types that msgspec leaves unconverted, because fastavro writes them itself."""
 
 
 @overload
@@ -66,14 +68,14 @@ def avro(schema: AvroSchema) -> Serde[Any]: ...
 @overload
 def avro(schema: AvroSchema, type_: type[T]) -> Serde[T]: ...
 def avro(schema: AvroSchema, type_: Any = None) -> Serde[Any]:
-    """Return the serde of values that are written with an Avro schema, and read from
-    any version that it can read.
+    """Return the serde that writes values with an Avro schema and reads records of
+    every schema that it can resolve to it.
 
-    Without a type, a record is a dict. `type_`: a class with the schema's fields that
+    Without `type_`, a record is a dict. `type_`: a class with the schema's fields that
     msgspec knows: dataclass, Struct, TypedDict. Equal arguments give the same serde.
 
     Raises:
-        SerdeError: fastavro is not installed, or this is no Avro schema.
+        SerdeError: fastavro is not installed, or the schema is not an Avro schema.
     """
     return _avro(_text(schema), type_)
 
@@ -128,7 +130,7 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return a schema as fastavro parses it, with decimals that are bounded."""
+    """Return a schema as fastavro parses it, with decimals of limited length."""
     try:
         from fastavro import parse_schema
     except ImportError:
@@ -162,7 +164,11 @@ def _writer(
     *,
     has_map: bool,
 ) -> Callable[[Any], bytes]:
-    """Return the function that writes a value, or an object of a type, with a schema."""
+    """Return the function that writes a value with a schema. With `type_`, the function
+    takes an object of that class.
+
+    `has_map`: whether the schema has a map, whose entries are then sorted by key.
+    """
     from fastavro import schemaless_writer
 
     fits = _check_of(schema, {})
@@ -191,8 +197,10 @@ def _reader(
     schema: Any,
     ours: Any,
 ) -> Callable[[bytes], Any]:
-    """Return the function that reads records of a writer's schema. `ours`: the schema
-    to read them as, None if it is the same.
+    """Return the function that reads records written with the schema `written`.
+
+    `schema`: the schema of this serde. `ours`: the same schema if records must be
+    converted to it, None if they were written with it.
     """
     from fastavro import parse_schema, schemaless_reader
 
@@ -216,7 +224,7 @@ def _reader(
 
 
 def _json_reader(schema: Any) -> Callable[[bytes], Any]:
-    """Return the reader of the JSON in which queries show values."""
+    """Return the function that reads a value from the JSON in which queries show it."""
     of_json = _from_json(schema, {})
 
     def read(data: bytes) -> Any:
@@ -229,10 +237,10 @@ def _json_reader(schema: Any) -> Callable[[bytes], Any]:
 
 
 def _check_of(schema: Any, named: dict[str, Check]) -> Check | None:
-    """Return the check of a schema's values; None: fastavro refuses what does not fit,
-    as in unions.
+    """Return the check of a schema's values, or None if fastavro itself refuses every
+    value that does not fit. fastavro does so for unions.
 
-    `named`: the checks of records by their names, which a schema within may repeat.
+    `named`: the checks of the records by name; a schema may refer to an outer record.
     """
     if isinstance(schema, list):
         return None
@@ -333,8 +341,8 @@ def _has_map(schema: Any) -> bool:
 
 
 def _sorted(value: Any) -> Any:
-    """Return a value with the entries of dicts in the order of their keys, in which
-    Avro writes those of a map.
+    """Return a value whose dicts have their entries in key order, so that equal maps
+    give equal bytes.
     """
     if isinstance(value, dict):
         return {name: _sorted(value[name]) for name in sorted(value)}
@@ -348,16 +356,17 @@ def _sorted(value: Any) -> Any:
 
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Returns the value that a part of the JSON stands for. Raises a ValueError or a
-TypeError if there is none.
+"""A function that returns the value for one part of the JSON. It raises a ValueError or
+a TypeError if the part stands for no value.
 """
 
 
 def _from_json(schema: Any, named: dict[str, Read]) -> Read:
-    """Return the reader of the JSON of a schema's values: bytes in base64, decimals and
-    times as text.
+    """Return the function that converts the JSON of a schema's values to values. In
+    that JSON, bytes are base64, decimals and times are text.
 
-    Shape: `schema` is parsed by fastavro; `named` are the readers of the names in it.
+    Shape: `schema` is parsed by fastavro; `named` has the functions of the schema's
+    named types.
     Source: `query.formats.to_json`, which writes that JSON.
     """
     if isinstance(schema, list):

@@ -1,23 +1,24 @@
-"""Records of Avro, refused before they are read or written: those nested too deeply,
-those of more values than bytes explain, and decimals that are too long.
+"""Refuses Avro records that are nested too deeply, have more values than their bytes
+explain, or have decimals that are too long.
 
-fastavro reads each level of a value on the stack of C, and the process ends by SIGSEGV
-where that is full *(measured: 5,000 levels in 5 kB)*. Items without bytes (null, a
-record without fields) cost only their number: ten bytes are 50 million items. Fields
-that the reader skips are read in the same way, so the writer's schema suffices for
-both.
+fastavro reads each level of a value on the C stack. When the stack is full, the process
+ends by SIGSEGV *(measured: 5,000 levels in 5 kB)*. Items without bytes (null, a record
+without fields) cost only their count: ten bytes can stand for 50 million items.
+fastavro reads the fields that it skips in the same way, so a check of the writer's
+schema covers the reader's schema as well.
 
-Most schemas allow neither. `_reach` proves it from the schema: its values have no more
-levels than the limit, and no more values than the limit and so many for each byte.
-Records of the others, which contain themselves or have items without bytes, are passed
-over once before they are read: levels and items are counted, nothing is converted.
+The values of most schemas cannot exceed these limits, and `_reach` proves it from the
+schema alone. Other schemas contain themselves or have items without bytes. Their
+records are scanned once before they are read: the scan counts levels and items and
+converts nothing.
 
-Invariant: what is read has at most `LEVELS` levels, at most `VALUES` values and
-`VALUES_PER_BYTE` for each byte, and at most `VALUES` of types without bytes.
-Turned down: fastavro's reader in Python for schemas that contain themselves, which
-raises RecursionError instead: it takes ten times as long, is private, and has no limit
-for items. The pass for all schemas: it doubles the time. A limit of decimals from the
-precision in the schema: that of a hostile writer has any precision.
+Invariant: a record that is read has at most `LEVELS` levels, at most `VALUES` values
+plus `VALUES_PER_BYTE` for each byte, and at most `VALUES` values of types without
+bytes.
+Turned down: fastavro's Python reader for schemas that contain themselves, which raises
+RecursionError instead. It takes ten times as long, is private, and does not limit
+items. A scan for all schemas: it doubles the time. A limit of decimals by the precision
+in the schema: a hostile writer's schema may state any precision.
 Source: Apache Avro 1.12, "Binary encoding", "Decimal"; fastavro, "Custom Logical
 Types".
 """
@@ -50,24 +51,25 @@ from coopstreams.topology.limits import (
 )
 
 Step: TypeAlias = Callable[[bytes, int, int, list[int]], int]
-"""(record, where a value begins, the levels that are left, the values that are left) ->
-where it ends.
+"""A function that scans one value: (record, where the value begins, levels left, values
+left) -> where the value ends.
 
-The values that are left: of all, and of those of types without bytes.
+Values left is a list of two counts: of all values, and of values of types without
+bytes.
 """
 
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
-"""The bytes of types that always have as many."""
+"""The size in bytes of the types whose values all have the same size."""
 _LONG_BYTES = 32_768
-"""Records above this are read so that other threads run meanwhile."""
+"""The size above which a record is read so that other threads can run meanwhile."""
 
 
 class _Reach(NamedTuple):
-    """What the values of a schema can be at most. Infinite: it follows from no schema,
-    so records have to be looked at.
+    """The limits that a schema sets to its values. Infinite: the schema sets no limit,
+    so each record has to be scanned.
 
-    `levels`: of records, arrays and maps within each other. `excess`: the values, less
-    `VALUES_PER_BYTE` for each byte that they are written in.
+    `levels`: the depth of records, arrays and maps within each other. `excess`: the
+    number of values, less `VALUES_PER_BYTE` for each byte of the record.
     """
 
     levels: float
@@ -78,11 +80,11 @@ _UNKNOWN = _Reach(inf, inf)
 
 
 class Gradual(BytesIO):
-    """A long record. Each read is a call of Python, where the interpreter may change to
-    another thread.
+    """A long record as a file whose reads run Python code, so that the interpreter can
+    change to another thread.
 
-    fastavro itself never lets others run within a record, and takes a second for a
-    megabyte of small parts.
+    fastavro itself never lets other threads run within a record, and takes a second for
+    a megabyte of small parts.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -99,10 +101,11 @@ def source_of(data: bytes) -> BytesIO:
 
 
 def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
-    """Return the check of records that were written with a schema, from a place on;
-    None: the schema suffices.
+    """Return the function that checks records of a writer's schema, or None if the
+    schema alone proves that they keep the limits.
 
-    Shape: `schema` is one that `fastavro.parse_schema` returns.
+    Shape: `schema` is one that `fastavro.parse_schema` returns. The function takes a
+    record and the offset in it at which the value begins; it raises a SerdeError.
     """
     named = definitions(schema)
     reach = _reach(schema, named, {}, LEVELS + 1)
@@ -128,8 +131,10 @@ def _reach(
     known: dict[str, _Reach],
     levels_left: int,
 ) -> _Reach:
-    """Return what the values of a schema can be. `known`: of names; unknown while they
-    are looked at.
+    """Return the limits that a schema sets to its values.
+
+    `known`: the limits of named records; infinite for a record that is still being
+    examined. `levels_left`: how many levels of the schema may still be entered.
     """
     if not levels_left:
         return _UNKNOWN
@@ -164,10 +169,10 @@ def _reach(
 
 
 def _empty_records(named: Named) -> frozenset[str]:
-    """Return the names of records whose values have no byte: nulls, and such records,
-    are all that they have.
+    """Return the names of the records whose values have no byte, because all their
+    fields are nulls or other records without bytes.
 
-    fastavro makes such values without a read, so no other thread runs.
+    fastavro makes such a value without a read, so no other thread runs meanwhile.
     """
     records = {name for name, each in named.items() if each["type"] == "record"}
     users: dict[str, list[str]] = {}
@@ -193,13 +198,15 @@ def _may_be_empty(schema: Any) -> bool:
 
 
 def _of_bytes(least: int) -> int:
-    """Return the excess of one value that is written in this many bytes at least."""
+    """Return the excess (see `_Reach`) of one value that is written in at least `least`
+    bytes.
+    """
     return 1 - VALUES_PER_BYTE * least
 
 
 class _Types(NamedTuple):
-    """What the names in a schema stand for: their definitions, which of them have no
-    bytes, and their steps.
+    """The named types of a schema: their definitions, the names of records without
+    bytes, and the scan function of each record.
     """
 
     named: Named
@@ -207,7 +214,7 @@ class _Types(NamedTuple):
     steps: dict[str, Step]
 
     def has_no_bytes(self, schema: Any) -> bool:
-        """Whether no value of a type has a byte."""
+        """Return whether the values of a type are written in zero bytes."""
         return not isinstance(schema, list) and (
             schema["name"] in self.empty
             if schema["type"] == "record"
@@ -216,7 +223,7 @@ class _Types(NamedTuple):
 
 
 def _step(schema: Any, types: _Types) -> Step:
-    """Return the function that passes over a value."""
+    """Return the function that scans a value of a schema."""
     schema = definition(schema, types.named)
     if isinstance(schema, list):
         return _union_step([_step(branch, types) for branch in schema])
@@ -283,8 +290,10 @@ def _items_step(
     counted: int,
     key: Step | None = None,
 ) -> Step:
-    """Return the step over the blocks of an array, or of a map, whose items have keys.
-    `counted`: 1 for items without bytes.
+    """Return the function that scans the blocks of an array, or of a map, whose items
+    have keys.
+
+    `counted`: 1 if the items have no bytes, else 0: the index in the values left.
     """
 
     def step(
@@ -349,7 +358,7 @@ def _pass_bytes(
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return the zigzag varint at a place, and the place behind it."""
+    """Return the zigzag varint at an offset, and the offset of the next byte."""
     byte = data[at]
     at += 1
     if byte <= 0x7F:  # most are short
@@ -373,24 +382,25 @@ def _refuse_values() -> None:
 
 
 def with_bounded_decimals(schema: Any) -> Any:
-    """Return an Avro schema, as JSON, whose decimals are read and written within the
-    limits.
+    """Return an Avro schema, as JSON, in which decimals have a logical type of ours
+    that limits their length.
 
-    fastavro converts bytes to a decimal, and a decimal to bytes, in time in the square
-    of its digits *(measured: 100 kB take 4 s, 900 kB 165 s; no other thread runs
-    meanwhile)*. It finds the functions of a logical type by its name, in tables that
-    are open to others. So decimals get a name of ours, whose functions look at the
-    length first. What else uses fastavro in this process keeps its own.
+    fastavro converts decimals in time quadratic in their digits *(measured: 100 kB take
+    4 s, 900 kB 165 s; no other thread runs meanwhile)*. It looks up the functions of a
+    logical type by name, in tables that anyone may extend. So decimals get a name of
+    ours, whose functions check the length first. Other users of fastavro in this
+    process are not affected.
     """
     _register()
     return _bounded(schema)
 
 
 def check_decimals(schema: Any) -> None:
-    """Check that the largest decimals of a schema, as JSON, can be read again.
+    """Check that the decimals of a schema, as JSON, are within the limits that readers
+    accept.
 
     Raises:
-        SerdeError: one has too many digits.
+        SerdeError: a decimal type has too many digits or bytes.
     """
     if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
         digits = schema.get("precision", 0)
@@ -416,7 +426,7 @@ def _bounded(schema: Any) -> Any:
 
 @cache
 def _register() -> None:
-    """Give fastavro the functions of bounded decimals."""
+    """Add the functions of length-limited decimals to fastavro's tables."""
     from fastavro.read import LOGICAL_READERS
     from fastavro.write import LOGICAL_WRITERS
 

@@ -1,13 +1,13 @@
-"""Options of asynchronous calls (`map_values_async` and its variants): how they are
-made and retried.
+"""Checks the options of asynchronous calls (`map_values_async` and its variants): how
+calls are made and retried.
 
     orders.map_values_async(price_of, value=serdes.json, max_in_flight=500,
                             timeout=timedelta(seconds=2), retry=Retry(times=3,
                             on=(ConnectionError, TimeoutError)))
 
-Calls run beside the stream thread, many at a time. Their results pass through the
-program in the order of the partition, so the nodes below get the same records as from a
-synchronous function.
+Many calls of a task run at a time, outside of the stream thread. Their results pass
+through the program in the order of the partition, so the nodes below get the same
+records as from a synchronous function.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 
 CallOrder: TypeAlias = Literal["key", "partition", "none"]
-"""Which calls wait for each other.
+"""Which calls of a task wait for an earlier call.
 
-    key         those of records with the same key, in the order of their offsets
-    partition   all of a task: one at a time
-    none        none
+    key         a call waits for those of records with the same key and lower offsets
+    partition   a call waits for all earlier calls: one runs at a time
+    none        no call waits
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Which failed calls are retried, how often, and after which pauses.
+    """The rule by which failed calls are retried: after which exceptions, how often,
+    and after which pauses.
 
     Shape: `times` does not count the first call. `on`: the exceptions after which a
     call is made again; a time-out is a `TimeoutError`. The first pause is `backoff`,
-    each next one twice as long, at most `longest`; each is shortened at random by up to
-    `jitter` of itself, so that callers that failed together do not retry together.
+    each next one twice as long, at most `longest`. Each pause is shortened at random by
+    up to `jitter` of itself, so that callers that failed together do not retry
+    together.
 
     Raises:
         TopologyError: an invalid number or duration.
@@ -78,11 +80,15 @@ class Retry:
         _check_exceptions("Retry", self.on)
 
     def again(self, failed: int, error: Exception) -> bool:
-        """Return whether a call that has failed this often is retried after this error."""
+        """Return whether a call that has failed `failed` times is retried after
+        `error`.
+        """
         return failed <= self.times and isinstance(error, self.on)
 
     def pause_s(self, failed: int, chance: float) -> float:
-        """Return the pause before the next call. `chance`: a random number from 0 to 1."""
+        """Return the pause before the next call. `failed`: how often the call has
+        failed. `chance`: a random number from 0 to 1.
+        """
         backoff_ms = checked_ms(self.backoff, "backoff")
         longest_ms = checked_ms(self.longest, "longest")
         return (
@@ -94,11 +100,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class CircuitBreaker:
-    """Decides when calls pause because the service behind them fails.
+    """The rule by which calls pause while the service behind them fails.
 
-    Shape: after `failures` attempts in a row that failed with one of `on`, whichever
-    records they were for, no attempt is begun for `pause`; then one is. If it succeeds,
-    calls continue; if it fails, they wait for another `pause`.
+    Shape: after `failures` attempts in a row that failed with one of `on`, counted over
+    all records, no attempt is begun for `pause`. Then a single attempt is begun. If it
+    succeeds, calls continue; if it fails, they wait for another `pause`.
 
     Raises:
         TopologyError: an invalid number or duration.
@@ -123,8 +129,8 @@ class CircuitBreaker:
 
 
 def _check_exceptions(where: str, on: object) -> None:
-    """Check that `on` is a tuple of exception classes: type checkers are not the only
-    callers.
+    """Check that `on` is a tuple of exception classes, for callers without a type
+    checker.
     """
     if not isinstance(on, tuple) or not all(
         isinstance(each, type) and issubclass(each, Exception) for each in on
@@ -135,7 +141,7 @@ def _check_exceptions(where: str, on: object) -> None:
 
 
 Executor: TypeAlias = Literal["thread", "process"]
-"""Where a function that is no coroutine function runs.
+"""Where a function runs that is not a coroutine function.
 
     thread    on a thread of the process: it waits, or calls a library that computes without holding Python's lock
     process   in a process of its own: it computes in Python
@@ -143,14 +149,14 @@ Executor: TypeAlias = Literal["thread", "process"]
 
 
 class CallOptions(TypedDict, total=False):
-    """How `map_values_async` and its variants make their calls.
+    """The options with which `map_values_async` and its variants make their calls.
 
     Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`;
-    "key" unless given. `timeout` is that of one attempt: 30 seconds, None for no limit.
-    `retry`: which failed calls are retried; without it, none. `dead_letters`: a topic
-    for the records whose calls fail for good; without it, the processing handler
-    decides. `breaker`: when calls pause because many fail; without it, never.
-    `executor`: see `Executor`; "thread" unless given.
+    the default is "key". `timeout`: the limit of one attempt, 30 seconds by default,
+    None for no limit. `retry`: which failed calls are retried; none by default.
+    `dead_letters`: a topic for the records whose last attempt failed; without it, the
+    processing handler decides. `breaker`: when calls pause because many fail; never by
+    default. `executor`: see `Executor`; the default is "thread".
     """
 
     max_in_flight: int
@@ -163,12 +169,12 @@ class CallOptions(TypedDict, total=False):
 
 
 class BatchOptions(CallOptions, total=False):
-    """How `map_batches` makes its calls: as `CallOptions`, of up to `max_records` (500)
-    records at a time.
+    """The options with which `map_batches` makes its calls: those of `CallOptions`, for
+    batches of up to `max_records` (500) records.
 
-    A batch goes out when it is full, or when its first record has waited for `max_wait`
-    (10 ms). `max_in_flight` counts batches: 1 unless given. `arrow`: the function takes
-    Arrow columns instead of a list, and may return them.
+    A batch is sent when it is full, or when its first record has waited for `max_wait`
+    (10 ms). `max_in_flight` counts batches and is 1 by default. `arrow`: the function
+    takes Arrow columns instead of a list, and may return them.
     """
 
     max_records: int
@@ -178,11 +184,11 @@ class BatchOptions(CallOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """How the calls of one node are made.
+    """The checked options with which one node calls its function.
 
     Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop;
-    otherwise `executor` says where it runs. `together`: it is given lists, or with
-    `arrow` columns, of up to `max_records`; otherwise a record at a time.
+    otherwise `executor` says where it runs. `together`: the function takes lists (with
+    `arrow`, columns) of up to `max_records` records; otherwise it takes one record.
     """
 
     max_in_flight: int
@@ -202,11 +208,12 @@ class Calling:
 def calling(
     where: str, function: Callable[..., Any], **options: Unpack[CallOptions]
 ) -> Calling:
-    """Return how a node calls its function.
+    """Return the options with which a node calls its function, checked and with
+    defaults.
 
     Raises:
-        TopologyError: an unknown option, or an invalid one; it names the method
-        `where`.
+        TopologyError: an unknown option, or an invalid one. The message names the
+            method `where`.
     """
     _check_known(where, options, CallOptions)
     most = options.get("max_in_flight", 100)
@@ -259,11 +266,12 @@ def calling(
 def batching(
     where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]
 ) -> Calling:
-    """Return how a node calls a function that takes batches.
+    """Return the options with which a node calls a function of batches, checked and
+    with defaults.
 
     Raises:
-        TopologyError: an unknown option, an invalid one, or `arrow` without pyarrow; it
-        names the method `where`.
+        TopologyError: an unknown option, an invalid one, or `arrow` without pyarrow.
+            The message names the method `where`.
     """
     _check_known(where, options, BatchOptions)
     if arrow := options.get("arrow", False):
@@ -327,16 +335,16 @@ def _check_known(
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return whether calling it gives a coroutine: `async def`, or an object whose
-    `__call__` is one.
+    """Return whether a call of `function` gives a coroutine: an `async def`, or an
+    object whose `__call__` is one.
     """
     call = getattr(type(function), "__call__", None)  # noqa: B004 the method itself is looked at
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def listed(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
-    """Call a function; return its results as a list. The code of a generator runs here,
-    not where results are taken.
+    """Call a function and return its results as a list, so that the code of a generator
+    runs within this call.
     """
     return list(function(*arguments))
 
@@ -344,7 +352,7 @@ def listed(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]
 async def listed_later(
     function: Callable[..., Awaitable[Iterable[Any]]], *arguments: Any
 ) -> list[Any]:
-    """Call a coroutine function; return its results as a list."""
+    """Call a coroutine function and return its results as a list."""
     return list(await function(*arguments))
 
 

@@ -24,8 +24,8 @@ from typing import (
 T = TypeVar("T")
 
 Int64s: TypeAlias = Sequence[int]
-"""A column of integers: a list, or a memoryview of a native reader. Use only len,
-index, slice and iteration.
+"""A column of integers: a list, or a memoryview from the native data plane. Use only
+len, index, slice and iteration.
 """
 
 Headers: TypeAlias = list[tuple[str, bytes | None]]
@@ -43,8 +43,9 @@ class TopicPartition(NamedTuple):
 
 
 class Advances(NamedTuple):
-    """The records, of any key range, that advanced their partition's stream time.
-    Shape: both strictly ascending.
+    """The records, of any key range, that raised the stream time of their partition.
+
+    Shape: the offsets and the times of these records, both strictly ascending.
     """
 
     offsets: Sequence[int]
@@ -65,20 +66,20 @@ class Columns:
     timestamps: Int64s
     offsets: Int64s
     stream_times: Int64s
-    """Running maximum of the timestamps over ALL records of the partition, including
-    those of other key ranges.
+    """The largest timestamp up to each record, over ALL records of the partition,
+    including those of other key ranges.
     """
     headers: Sequence[Headers | None] | None = None
-    """The headers of each record; None, the usual and cheap case: no record of this
-    batch has any.
+    """The headers of each record. None, the usual case, means that no record has
+    headers.
     """
     operator_times: Sequence[Int64s] = ()
-    """Where tasks share the partition: one column for each operator time of the
-    program, with its value before each record; see `operator_time`.
+    """If tasks share the partition: for each operator time of the program, a column
+    with its value before each record. See `operator_time`.
     """
     births: Int64s | None = None
-    """The birth of each record of a timed topic; None: all are the timestamps. See
-    `timed_topics`.
+    """The birth of each record of a timed topic. None means that each birth is the
+    timestamp. See `timed_topics`.
     """
 
     def __len__(self) -> int:
@@ -86,14 +87,14 @@ class Columns:
 
     @property
     def earliest(self) -> int:
-        """The smallest timestamp; there must be a record."""
+        """The smallest timestamp. There must be at least one record."""
         # Where the stream times are the timestamps, these ascend: the usual case.
         if self.timestamps is self.stream_times:
             return self.timestamps[0]
         return min(self.timestamps)
 
     def slice(self, start: int, stop: int) -> Columns:
-        """Return the records start..stop, half-open."""
+        """Return the records with indexes start..stop, half-open."""
         timestamps = self.timestamps[start:stop]
         ascending = self.timestamps is self.stream_times
         return Columns(
@@ -133,13 +134,13 @@ class Columns:
 
 
 NO_RECORDS = Columns((), (), (), (), ())
-"""Empty columns, for a run without records for the slot. Columns are never mutated, so
-one object serves all.
+"""Columns without records. Columns are never mutated, so one object serves all
+callers.
 """
 
 
 def joined(some: Iterable[Columns]) -> Columns:
-    """Return the records of all parts, concatenated."""
+    """Return the records of all given columns, concatenated."""
     parts = [columns for columns in some if len(columns)]
     if len(parts) <= 1:
         return parts[0] if parts else NO_RECORDS

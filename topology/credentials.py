@@ -1,4 +1,4 @@
-"""Shows addresses without the credentials that some people write into them."""
+"""Hides the user name and password that an address may contain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CREDENTIALS = re.compile(r"(\w+://|^)\S*@")
 
 
 def without_credentials(address: str) -> str:
-    """Return an address as errors and logs show it: what stands before its `@` is
-    hidden.
+    """Return an address for errors and logs, with everything between the scheme and the
+    last `@` hidden.
     """
     return _CREDENTIALS.sub(r"\1[hidden]@", address)

@@ -1,7 +1,7 @@
-"""Durations: a `timedelta`, or 0.
+"""Converts durations (a `timedelta`, or 0) to milliseconds.
 
-Windows also take their length in units, `TimeWindows(hours=1)`. Internally, durations
-are whole milliseconds, in names that end in `_ms`.
+Windows accept their length in units as well: `TimeWindows(hours=1)`. Internally,
+durations are whole milliseconds, in names that end in `_ms`.
 
 Invariant: no number without a unit except 0. Turned down: plain numbers as
 milliseconds, as in Kafka's settings: the reader of `grace=30` cannot tell the unit.
@@ -25,7 +25,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Units(TypedDict, total=False):
-    """A length in units that are added: `hours=1, minutes=30`."""
+    """A length of time as the sum of units: `hours=1, minutes=30`."""
 
     days: float
     hours: float
@@ -38,8 +38,8 @@ def duration_ms(duration: Duration, what: str) -> int:
     """Return a duration in milliseconds.
 
     Raises:
-        TopologyError: a number without a unit, something else than a duration, or a
-            fraction of a millisecond; `what` names the argument.
+        TopologyError: a number without a unit, an object that is not a duration, or a
+            fraction of a millisecond. The message calls the argument `what`.
     """
     if isinstance(duration, timedelta):
         if duration % _MILLISECOND:
@@ -64,10 +64,11 @@ def checked_ms(
     what: str,
     least: int = 0,
 ) -> int:
-    """Return a duration in milliseconds that is not below `least`.
+    """Return a duration in milliseconds, checked to be at least `least`.
 
     Raises:
-        TopologyError: it is below `least`, or not a duration.
+        TopologyError: the duration is below `least`, or is not a duration. The message
+            calls the argument `what`.
     """
     ms = duration_ms(duration, what)
     if ms < least:
@@ -86,13 +87,13 @@ def length_ms(
     least: int = 0,
     **units: Unpack[Units],
 ) -> int:
-    """Return the length of windows in milliseconds, from a duration or from units, not
-    below `least`.
+    """Return the length of windows in milliseconds, given as a duration or in units,
+    checked to be at least `least`.
 
     Raises:
-        TopologyError: neither or both are given, an unknown unit, something else than a
-            duration, or a length below `least`. `windows` and `what` name class and
-            argument.
+        TopologyError: neither or both are given, an unknown unit, an object that is not
+            a duration, or a length below `least`. The message names the class `windows`
+            and its argument `what`.
     """
     words = ", ".join(f"{unit}=" for unit in Units.__annotations__)
     if unknown := units.keys() - Units.__annotations__.keys():

@@ -56,10 +56,10 @@ class TopologyError(CoopStreamsError):
 
 
 class TopologyChangedError(TopologyError):
-    """A version of the topology would silently lose, mix or misread state or records
-    that the version before it left.
+    """A new version of the topology would silently lose, mix or misread the state or
+    records of the previous version.
 
-    The message names them, and the cures.
+    The message names the state or records, and the cures.
     """
 
 
@@ -68,13 +68,13 @@ class SerdeError(CoopStreamsError):
 
 
 class ProcessingError(CoopStreamsError):
-    """A record could not be processed and the handler answered `fail`. Names task,
-    topic, partition and offset.
+    """A record could not be processed and the exception handler answered `fail`. The
+    message names task, topic, partition and offset.
     """
 
 
 class InvalidTimestampError(ProcessingError):
-    """A record has a negative timestamp: it has none, or one before 1970."""
+    """A record has a negative timestamp: it has no time, or a time before 1970."""
 
     def __init__(self, timestamp: int) -> None:
         super().__init__(
@@ -86,7 +86,7 @@ class InvalidTimestampError(ProcessingError):
 
 
 class LogError(CoopStreamsError):
-    """Kafka (or the in-memory log) refused something. `retryable`: the same call may
+    """Kafka (or the in-memory log) refused a request. `retryable`: the same call may
     succeed later, unchanged.
     """
 
@@ -96,7 +96,9 @@ class LogError(CoopStreamsError):
 
 
 class UnknownTopicError(LogError):
-    """The cluster has no such topic. Create it, or correct the name in the topology."""
+    """The cluster does not have the topic. Create it, or correct the name in the
+    topology.
+    """
 
 
 class OffsetOutOfRangeError(LogError):
@@ -112,18 +114,18 @@ class AccessDeniedError(LogError):
 
 
 class DeliveryError(LogError):
-    """The broker did not take a record. Nothing of this commit counts."""
+    """The broker did not accept a record, so nothing of the commit counts."""
 
 
 class RefusedError(DeliveryError):
-    """The broker refused a batch for its content: a timestamp, a size or a key that the
-    topic does not allow.
+    """The broker refused a batch because the topic does not allow the timestamp, the
+    size or the key of a record.
     """
 
 
 class SinkUnavailableError(LogError):
-    """An external sink is unreachable. Its stored position says whether the records
-    under way are applied.
+    """An external sink is unreachable. The position stored in the sink says whether the
+    records sent last are applied.
     """
 
     def __init__(self, message: str) -> None:
@@ -131,8 +133,8 @@ class SinkUnavailableError(LogError):
 
 
 class FencedError(LogError):
-    """A newer producer or a newer generation took over. Abort, discard what is
-    uncommitted, open again from the log.
+    """A newer producer or a newer generation took over. Abort, discard uncommitted
+    work, and reopen the tasks from the log.
     """
 
 
@@ -141,8 +143,8 @@ class GroupError(CoopStreamsError):
 
 
 class ApplicationStoppedError(GroupError):
-    """An instance met an error and had all instances of the application stop. Names the
-    instance and the reason.
+    """An instance met an error and made all instances of the application stop. The
+    message names the instance and the reason.
     """
 
 
@@ -151,8 +153,8 @@ class MembershipLostError(GroupError):
 
 
 class CommitConflictError(GroupError):
-    """A commit expected another committed offset than there is. Nothing was committed;
-    look at `committed`.
+    """A commit expected another committed offset than the group has, so nothing was
+    committed. `committed` of the consumer returns the offset.
     """
 
 
@@ -164,8 +166,8 @@ class IndividualCommitError(CoopStreamsError):
     """Sharing a partition by key range, or committing out of order, is not allowed or
     not possible.
 
-    Shape: `code` is the proposal's error code. It is for programs and logs and never
-    goes over the wire: Apache Kafka uses 88 to 92 for other errors.
+    Shape: `code` is the error code of the proposal. It is meant for programs and logs
+    and is never sent to Kafka, which uses 88 to 92 for other errors.
     """
 
     code = -1
@@ -192,7 +194,8 @@ class TopicRangeFetchNotAllowedError(IndividualCommitError):
 
 
 class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
-    """A consumer that does not share partitions was assigned a key range of one.
+    """The group assigned a key range of a partition to a consumer that does not share
+    partitions.
 
     Cure: allow sharing (`allow.individual.commit`, `allow_key_share`).
     """
@@ -201,8 +204,8 @@ class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
 
 
 class IndividualCommitTooOldError(IndividualCommitError):
-    """A commit lies below the stable offset, where everything is committed. Go on from
-    `last_stable_offset`.
+    """A commit lies below the stable offset, where everything is committed. Continue
+    from `last_stable_offset`.
     """
 
     code = 91
@@ -213,7 +216,7 @@ class IndividualCommitTooOldError(IndividualCommitError):
 
 
 class MaxIndividualCommitReachedError(IndividualCommitError):
-    """The limit of done runs above an offset that is not done is reached.
+    """Too many separate done runs lie above an offset that is not done.
 
     Finish the oldest records first. If a member hangs, remove it from the group.
     """
@@ -222,8 +225,8 @@ class MaxIndividualCommitReachedError(IndividualCommitError):
 
 
 class DevError(CoopStreamsError):
-    """Java, the development Kafka, or the data of the examples could not be had. Names
-    the reason and the cure.
+    """Java, the development Kafka, or the data of the examples is not available. The
+    message names the reason and the cure.
     """
 
 
@@ -238,24 +241,25 @@ class StateLockedError(StateError):
 
 
 class StateCorruptError(StateError):
-    """The folder cannot be used as it is; the message says whether deleting it is safe
-    (a changelog restores it).
+    """The state folder cannot be used as it is. The message says whether it may be
+    deleted and restored from the changelog.
     """
 
 
 class SnapshotError(StateError):
-    """A snapshot that cannot be written, read or used here. Names the snapshot.
+    """A snapshot cannot be written, read or used here. The message names the snapshot.
 
     It is damaged, missing, in a newer format, or of another topic or store.
     """
 
 
 class QueryError(CoopStreamsError):
-    """An interactive query that cannot be answered now.
+    """An interactive query cannot be answered now.
 
-    Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable`
-    and `retry_after_ms` tell a client whether and when to ask again; `details` are
-    further fields of the body (the owner's url, the epoch of a "not found").
+    Shape: `code` is the error word in the JSON body, `status` the HTTP status.
+    `retryable` and `retry_after_ms` tell a client whether and when to repeat the query.
+    `details` are further fields of the body (the owner's url, the epoch of a "not
+    found").
     """
 
     def __init__(

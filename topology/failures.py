@@ -1,4 +1,4 @@
-"""A failure: the report of a compiled program on a record that a node could not
+"""Defines a failure: a compiled program's report on a record that a node could not
 process.
 
 Invariant: a failure belongs to one record and one node. The exception handlers, not the
@@ -21,17 +21,17 @@ serialisation of a result.
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A record that a node could not process.
+    """The report of one record that a node could not process.
 
     Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source
-    record, as read. `timestamp` is what `timestamp=` extracted, Kafka's own if it could
-    not, -1 if there is none.
+    record, as read. `timestamp` is the one that `timestamp=` extracted; if the
+    extractor failed, Kafka's own; -1 if the record has none.
 
-    What was held back and is forwarded later (a row of the record cache, a window that
-    closes or that `suppress` lets go, a record that waited for a match, a row that
-    expires) has no source record any more: `offset` and `value` are None, `key` and
-    `timestamp` are its own, and `source` is the partition processed last. In a
-    punctuation the key is None, too.
+    A record that an operator holds back and forwards later has no source record.
+    Examples: a row of the record cache, the result of a window that closes, a row that
+    expires. For it, `offset` and `value` are None, `key` and `timestamp` are those of
+    the forwarded record, and `source` is the partition processed last. In a
+    punctuation, `key` is None as well.
     """
 
     phase: Phase
@@ -44,12 +44,12 @@ class Failure:
     timestamp: int
     headers: Headers | None
     attempt: int = 1
-    """The number of failures of this record in a row, if a handler retries it. Restarts
-    and other ranges begin at 1.
+    """The number of failures of this record in a row, while a handler retries it. It
+    starts at 1 after a restart and on another owner.
     """
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]
-"""If it returns, only the failing node drops the record, and others go on. If it
-raises, the batch ends.
+"""The function that a program calls with each failure. If it returns, only the failing
+node drops the record, and the other nodes process it. If it raises, the batch ends.
 """

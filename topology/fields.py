@@ -1,8 +1,8 @@
-"""`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate
-on one.
+"""Builds readable expressions: `field("amount")` is a part of a value, `field("amount")
+> 100` a predicate on that part.
 
-Fields and conditions are functions, called like any other, and also expressions: a
-native plan of a backfill translates them to Spark SQL instead of calling them. The
+Fields and conditions are callable like any function, and they are expressions as well:
+a native plan of a backfill translates them to Spark SQL instead of calling them. The
 operators are comparisons with constants, `&`, `|` and `~`: few enough to translate them
 all, and enough for the usual program, a filter in front of an aggregation.
 
@@ -46,7 +46,7 @@ class Condition:
     __slots__ = ()
 
     def __call__(self, *record: Any) -> Any:
-        """Return the value of the condition for the last argument; only its truth
+        """Return the result of the condition for the last argument; only its truth
         matters.
         """
         raise NotImplementedError
@@ -69,25 +69,25 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class field(Condition):  # noqa: N801 used as a function
-    """Return the part of a value that has this name: `map_values(field("amount"))`,
+    """The part of a value that has a name: `map_values(field("amount"))`,
     `select_key(field("carrier"))`.
 
-    Compared with a constant it is a condition: `filter((field("amount") > 100) &
-    (field("country") == "DE"))`. Used as a condition by itself, it tests whether the
+    A comparison of a field with a constant is a condition: `filter((field("amount") >
+    100) & (field("country") == "DE"))`. A field by itself is the condition that the
     part is truthy.
 
     Shape: called with `(value)` or `(key, value)`; the part is a dict's item, or the
     attribute of a typed value.
 
     Raises:
-        KeyError, AttributeError: the value has no such part, which fails the record, as
-        in any user function.
+        KeyError, AttributeError: the value has no part of this name. That fails the
+        record, as in any user function.
     """
 
     name: str
 
     def __call__(self, *record: Any) -> Any:
-        """Return the part of the last argument."""
+        """Return the part of this name of the last argument."""
         value = record[-1]
         return (
             value[self.name]
@@ -96,7 +96,9 @@ class field(Condition):  # noqa: N801 used as a function
         )
 
     def __eq__(self, other: object) -> Any:
-        """Return a condition; for two fields, whether they have the same name."""
+        """Return the condition that the part equals a constant. For another field,
+        return whether both have the same name.
+        """
         return (
             self.name == other.name
             if isinstance(other, field)
@@ -140,14 +142,14 @@ class field(Condition):  # noqa: N801 used as a function
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Condition):
-    """Whether a part of a value compares with a constant, by Python's comparison."""
+    """The condition that a part of a value compares with a constant in a given way."""
 
     part: field
     comparing: Comparing
     constant: Any
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether the comparison holds.
+        """Return whether the comparison holds for the last argument.
 
         Raises:
             TypeError: part and constant cannot be ordered.
@@ -160,13 +162,15 @@ class Comparison(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Both(Condition):
-    """Whether both conditions are true; the second is not called if the first is false."""
+    """The condition that two conditions are true. The second is not called if the first
+    is false.
+    """
 
     one: Condition
     other: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether both are true."""
+        """Return whether both conditions are true for the record."""
         return bool(self.one(*record)) and bool(self.other(*record))
 
     def __repr__(self) -> str:
@@ -175,15 +179,15 @@ class Both(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Either(Condition):
-    """Whether at least one condition is true; the second is not called if the first is
-    true.
+    """The condition that at least one of two conditions is true. The second is not
+    called if the first is true.
     """
 
     one: Condition
     other: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether at least one is true."""
+        """Return whether at least one condition is true for the record."""
         return bool(self.one(*record)) or bool(self.other(*record))
 
     def __repr__(self) -> str:
@@ -192,12 +196,12 @@ class Either(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Not(Condition):
-    """Whether a condition is false."""
+    """The condition that another condition is false."""
 
     one: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether the condition is false."""
+        """Return whether the negated condition is false for the record."""
         return not bool(self.one(*record))
 
     def __repr__(self) -> str:
@@ -205,7 +209,7 @@ class Not(Condition):
 
 
 def fields_of(condition: Condition | None) -> tuple[str, ...]:
-    """Return the names of the fields in a condition."""
+    """Return the names of all fields in a condition."""
     match condition:
         case field(name) | Comparison(field(name)):
             return (name,)

@@ -1,4 +1,5 @@
-"""Join windows: which records of two streams are near enough in time to be joined.
+"""Defines join windows: which records of two streams are near enough in time to be
+joined.
 
 A left record is joined with the right records for which `left - before <= right <= left
 + after`, both ends inclusive.
@@ -24,24 +25,25 @@ from coopstreams.topology.errors import TopologyError
 
 @dataclass(frozen=True, slots=True, init=False)
 class JoinWindows:
-    """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives
-    one side a length of its own.
+    """The window of a stream-stream join: `JoinWindows(minutes=5,
+    grace=timedelta(minutes=1))`. `before=` or `after=` gives one side a length of its
+    own.
 
-    Either may be negative: `before=timedelta(seconds=-3)` takes right records from
-    three seconds after the left one. With `eager`, left and outer joins forward a
+    Either side may be negative: `before=timedelta(seconds=-3)` takes right records from
+    three seconds after the left record. With `eager`, left and outer joins forward a
     record without a match at once, and its matches later, as Kafka Streams' deprecated
-    `JoinWindows.of`.
+    `JoinWindows.of` does.
 
-    Units: durations are timedeltas; `difference=` gives the length instead of
-    `minutes=` and the like.
+    Units: durations are timedeltas; `difference=` gives the length as a timedelta
+    instead of `minutes=` and the like.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
     """
 
     before_ms: int
     after_ms: int
     grace_ms: int
-    """How long after a window's end, in stream time, a record without a match waits for
-    one; 0 by default.
+    """How long after the end of its window, in stream time, a record still waits for a
+    match; 0 by default.
     """
     eager: bool
 
@@ -78,5 +80,5 @@ class JoinWindows:
 
     @property
     def retention_ms(self) -> int:
-        """How long a record is kept for later ones, in stream time."""
+        """How long the join keeps a record for later records, in stream time."""
         return self.before_ms + self.after_ms + self.grace_ms

@@ -1,9 +1,10 @@
-"""`serdes.json_schema`: JSON with a schema, in the wire format of a schema registry.
+"""Makes serdes of JSON values with a schema (`serdes.json_schema`), in a schema
+registry's wire format.
 
 Invariant: a value is written in one form: without spaces, the entries of objects in the
-order of their names, the fields of a class in its order. A key in another form is
-refused where a topic is read: compared as bytes it is another key, although its id is
-the same.
+order of their names, the fields of a class in its order. A key in another form has
+other bytes, so it would be another key although its id is the same. Readers of a topic
+refuse it.
 Source: JSON Schema 2020-12; Confluent, "JSON Schema Serializer".
 """
 
@@ -47,16 +48,16 @@ def json_schema(schema: type[T]) -> Serde[T]: ...
 @overload
 def json_schema(schema: str | Mapping[str, Any]) -> Serde[Any]: ...
 def json_schema(schema: Any) -> Serde[Any]:
-    """Return the serde of JSON values with a schema: of a class, or as JSON text, or as
-    the values it stands for.
+    """Return the serde of JSON values with a schema. `schema`: a class, JSON text, or
+    the parsed values of JSON text.
 
     A class is a dataclass, Struct or TypedDict that msgspec knows; the schema is made
-    from it. Without one, values are those of `serdes.json`, checked when written and
-    read. Equal arguments give the same serde.
+    from it. Without a class, values are those of `serdes.json`, validated when written
+    and read. Equal arguments give the same serde.
 
     Raises:
-        SerdeError: jsonschema-rs is not installed, or this is no schema; or a name in
-        an annotation is not defined.
+        SerdeError: jsonschema-rs is not installed, the schema is not valid, or a name
+            in an annotation is not defined.
     """
     if isinstance(schema, (str, Mapping)):
         return _of_schema(_text(schema))

@@ -1,13 +1,14 @@
-"""JSON that somebody else wrote is read so that other threads wait no longer than its
-bytes explain.
+"""Reads long JSON texts of unknown origin without the garbage collector, so that other
+threads do not wait for it.
 
 A megabyte of `[]` is 350,000 lists, made in one call that keeps the interpreter. Before
-Python 3.12 the garbage collector runs within that call, again and again, over the lists
-that it has made so far: four fifths of the time *(measured: 245 ms, and 53 ms without
-it)*. None of them can be garbage yet. So texts above `LONG_BYTES` are read without it.
+Python 3.12 the garbage collector runs many times within that call, over the lists made
+so far. It takes four fifths of the time *(measured: 245 ms with it, 53 ms without)*,
+although none of the lists can be garbage yet. So it is disabled for texts above
+`LONG_BYTES`.
 
-Turned down: a limit of the objects in a text. It refuses polygons and sparse matrices
-that are right, and what it allows still has the collector within the call.
+Turned down: a limit of the objects in a text. It refuses valid polygons and sparse
+matrices, and the collector still runs within the texts that it allows.
 Source: CPython issue 97922, "Run the GC only on eval breaker".
 """
 
@@ -25,12 +26,14 @@ T = TypeVar("T")
 Text = TypeVar("Text", bound=str | bytes)
 
 LONG_BYTES = 65_536
-"""Texts up to here are read as they are: 22,000 lists take 3 ms."""
+"""The size up to which texts are read with the garbage collector: 22,000 lists take 3
+ms.
+"""
 
 
 def read_long(read: Callable[[Text], T], text: Text) -> T:
-    """Return what a function reads from a text, if it is long without the garbage
-    collector within.
+    """Return the result of `read` for a text; the garbage collector is disabled while a
+    long text is read.
     """
     if len(text) <= LONG_BYTES or not gc.isenabled():
         return read(text)
@@ -52,28 +55,29 @@ def read_json(data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TypedReader:
-    """Reads JSON texts by a decoder of msgspec. `read`: the decoder's own function."""
+    """A function that reads JSON texts into objects of one type. `read`: the decode
+    method of `decoder`.
+    """
 
     decoder: msgspec.json.Decoder[Any]
     read: Callable[[bytes], Any]
 
     def __call__(self, data: bytes) -> Any:
-        """Return the value of a text."""
+        """Return the object for a JSON text."""
         return (
             self.read(data) if len(data) <= LONG_BYTES else read_long(self.read, data)
         )
 
 
 def typed_reader(type_: Any) -> TypedReader:
-    """Return the reader of a type that msgspec knows."""
+    """Return the function that reads JSON texts into a type that msgspec knows."""
     decoder = msgspec.json.Decoder(type_)
     return TypedReader(decoder, decoder.decode)
 
 
 def reader_of_short(read: Callable[[bytes], Any]) -> Callable[[bytes], Any] | None:
-    """Return the function by which a reader of JSON reads texts up to `LONG_BYTES`.
-
-    None: it is no reader of this module.
+    """Return the function that `read` calls for texts up to `LONG_BYTES`, or None if
+    `read` is not from this module.
     """
     if read is read_json:
         return orjson.loads
@@ -81,7 +85,7 @@ def reader_of_short(read: Callable[[bytes], Any]) -> Callable[[bytes], Any] | No
 
 
 def decoder_of(read: Callable[[bytes], Any]) -> msgspec.json.Decoder[Any] | None:
-    """Return the decoder of msgspec that a function is of; None: it is of none."""
+    """Return the msgspec decoder that `read` uses, or None if it uses none."""
     if isinstance(read, TypedReader):
         return read.decoder
     decoder = getattr(read, "__self__", None)

@@ -1,12 +1,12 @@
-"""Headers kept in a store: the serde of rows that have the headers of the record that
+"""Stores headers with rows: the serde of rows that keep the headers of the record that
 wrote them.
 
-They are in front of the value, in the store and in the changelog. So restores,
+The headers precede the value, in the store and in the changelog. So restores,
 snapshots, backfills and queries move them with the rows, without further code.
 
-A record that is held back (`suppress`, a join with grace) keeps in the same way where
-it was read, if a processor may ask for it: in a last header, which is taken off when
-the record goes on.
+A record that an operator holds back (`suppress`, a join with grace) may be stored with
+its topic, partition and offset, if a processor below may ask for them. They are in an
+additional last header, which is removed when the record is forwarded.
 
 Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers
 and writers would carry one more column for each row, and the database would need a
@@ -42,23 +42,27 @@ class Headed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KeptHeaders(Serde[Headed]):
-    """The serde of rows with headers. `one`: the serde of the value."""
+    """The serde of rows with headers. `one`: the serde of the value alone."""
 
     one: Serde[Any]
 
 
 Place: TypeAlias = tuple[str, int, int]
-"""Topic, partition and offset of a record. The offset -1: it is not known."""
+"""The topic, partition and offset of a record. Offset -1 means that they are not
+known.
+"""
 
 
 class Bound(Protocol):
-    """The bound program, as an operator that holds records back uses it."""
+    """The interface of the bound program that operators which hold records back use."""
 
     headers: Headers | None
     place: Place | None
 
     def where(self) -> Place | None:
-        """Return where the current record was read, None if it was not."""
+        """Return where the current record was read, or None if no source record is
+        being processed.
+        """
         ...
 
     def under_headers(
@@ -66,7 +70,7 @@ class Bound(Protocol):
         headers: Headers | None,
         call: Callable[[], object],
     ) -> None:
-        """Make a call; the records that it writes get these headers."""
+        """Call `call`; the records that it forwards get these headers."""
 
 
 UNKNOWN: Place = ("", -1, -1)
@@ -75,7 +79,9 @@ _A_PLACE = re.compile(rb"([\w.-]+) (\d{1,10}) (\d{1,19})")
 
 
 def placed_headers(process: Bound) -> Headers | None:
-    """Return the headers of the current record, with where it was read."""
+    """Return the headers of the current record, with an additional last header that
+    says where the record was read.
+    """
     where = process.where()
     if where is None:
         return process.headers
@@ -91,8 +97,10 @@ def as_read(
     headers: Headers | None,
     call: Callable[[], object],
 ) -> None:
-    """Make a call under these headers, as if the record that was held had just been
-    read.
+    """Forward a held record by `call`, with its headers and the place where it was read
+    as those of the current record.
+
+    The header with the place (see `placed_headers`) is removed.
     """
     before = process.place
     process.place = UNKNOWN
@@ -111,16 +119,16 @@ def as_read(
 _LENGTH = Struct(">i")
 _NULL = -1
 _LEAST_BYTES = 8
-"""The bytes of a header at least: two lengths."""
+"""The least number of bytes of a header: its two lengths."""
 
 
 @cache
 def with_headers(inner: Serde[Any]) -> KeptHeaders:
-    """Return the serde of rows that have headers.
+    """Return the serde of rows with headers, given the serde of the value.
 
-    Shape: the number of headers (4 bytes big-endian); of each the length of its name
-    (4), the name, the length of its value (4; -1 for null), the value; then the row's
-    value.
+    Shape: the number of headers (4 bytes big-endian); for each header the length of its
+    name (4), the name, the length of its value (4; -1 for null), the value; then the
+    row's value.
     """
 
     def encode(row: Headed) -> bytes:
@@ -146,8 +154,9 @@ def split_headers(data: bytes) -> tuple[Headers, bytes]:
     """Return the headers of a serialised row, and its serialised value.
 
     Raises:
-        ValueError: a number or a length in it is negative, or larger than what is left.
-        struct.error: it ends within one.
+        ValueError: a count or a length is negative, or larger than the bytes that
+            follow.
+        struct.error: the bytes end within a count or a length.
     """
     headers: Headers = []
     (count,) = _LENGTH.unpack_from(data)

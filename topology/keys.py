@@ -1,8 +1,8 @@
-"""Where a key belongs: its partition (Kafka's), key hash, key group and key range.
+"""Computes where a key belongs: its partition, key hash, key group and key range.
 
 Partition and key hash come from two different hash functions. The partition is Kafka's
 murmur2, so that Java producers and consumers agree with us. Key ranges are cut from
-xxh64 with a seed, halved: with murmur2 again, `hash % n` inside one partition would
+xxh64 with a seed, halved: with murmur2 for both, `hash % n` inside one partition would
 leave ranges empty. Spark's `xxhash64(binary)` is bit-identical to xxh64 with this seed,
 so Spark can cut ranges natively.
 
@@ -27,8 +27,8 @@ MAX_HASH = (1 << HASH_BITS) - 1
 """The largest key hash: Java's Long.MAX_VALUE, as in the proposal."""
 
 GROUPS = 256
-"""The number of key groups: equal slices of the hash space, the grain at which tasks
-split.
+"""The number of key groups, which are equal slices of the hash space. Tasks are split
+between key groups.
 """
 
 _GROUP_SHIFT = HASH_BITS - 8
@@ -45,8 +45,8 @@ def key_hash(key: bytes) -> int:
 
 
 def offset_hash(offset: int) -> int:
-    """Return the key hash of a record without a key: the hash of its offset,
-    deterministic and evenly spread.
+    """Return the key hash of a record without a key: a hash of its offset, evenly
+    spread.
     """
     return xxh64_intdigest(offset.to_bytes(8, "big"), _SEED) >> 1
 
@@ -67,7 +67,7 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
 
 
 def without_suffix(keys: Sequence[bytes | None], suffix: int) -> Sequence[bytes | None]:
-    """Return the keys without this many bytes at their ends."""
+    """Return the keys without their last `suffix` bytes."""
     return [None if key is None else key[:-suffix] for key in keys] if suffix else keys
 
 
@@ -104,8 +104,9 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 class KeyGroups(NamedTuple):
-    """A run of key groups, as state is kept, restored and shipped. Shape: both ends
-    inclusive.
+    """A run of consecutive key groups, as state is stored, restored and shipped.
+
+    Shape: both ends inclusive.
     """
 
     first: int
@@ -133,7 +134,7 @@ class KeyRange:
     """
 
     MAX: ClassVar[int] = MAX_HASH
-    """The largest hash: `KeyRange(0, KeyRange.MAX)` is the whole space."""
+    """The largest hash: `KeyRange(0, KeyRange.MAX)` is the whole hash space."""
 
     start: int
     end: int
@@ -166,20 +167,22 @@ class KeyRange:
 
     @property
     def groups(self) -> KeyGroups:
-        """The key groups of which the range has any hash; all hashes of them if it
-        `is_cut_at_groups`.
+        """The key groups that have at least one hash of the range. If the range
+        `is_cut_at_groups`, they have no other hashes.
         """
         return KeyGroups(key_group(self.start), key_group(self.end))
 
     @property
     def is_cut_at_groups(self) -> bool:
-        """Whether the range is whole key groups, as ranges of tasks with state are."""
+        """Whether the range consists of whole key groups, as the ranges of stateful
+        tasks do.
+        """
         return self == KeyRange.of_groups(*self.groups)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole hash space: the range of a task that owns its
-        partition alone.
+        """Whether the range is the whole hash space, so that its task has the partition
+        alone.
         """
         return self.start == 0 and self.end == MAX_HASH
 
@@ -201,7 +204,9 @@ class KeyRange:
         return KeyRange(start, end) if start <= end else None
 
     def minus(self, others: Iterable[KeyRange]) -> list[KeyRange]:
-        """Return this range without the others: contiguous ranges, ascending."""
+        """Return the hashes of this range that are in none of the others, as contiguous
+        ranges, ascending.
+        """
         left = []
         at = self.start
         for other in sorted(others):
@@ -228,11 +233,11 @@ WHOLE = KeyRange(0, MAX_HASH)
 
 
 def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
-    """Check that the ranges tile the whole hash space.
+    """Check that every hash belongs to exactly one of the ranges.
 
     Raises:
-        AssignmentError: two ranges overlap, or a hash belongs to no range; names the
-        place.
+        AssignmentError: two ranges overlap, or a hash belongs to no range. The message
+            begins with `where`.
     """
     at = 0
     for key_range in sorted(ranges):

@@ -1,11 +1,11 @@
-"""The limits of bytes from outside: what is longer, deeper or more is refused before it
-becomes a value.
+"""The limits of untrusted bytes: records that are longer, deeper or larger are refused
+before they are converted.
 
 A record may come from any producer that may write to the topic, and a schema from
-whoever may register one. Conversion of some bytes takes time in the square of their
+anyone who may register one. The conversion of some bytes takes time quadratic in their
 length, or makes more values than there are bytes. The interpreter converts one value at
-a time, so all threads of the process wait: also the one that keeps its place in the
-group.
+a time, so all threads of the process wait, including the thread that sends the
+heartbeats of the group.
 
 `docs/guide/errors.md` lists these limits; a test compares the two.
 """
@@ -13,16 +13,18 @@ group.
 from __future__ import annotations
 
 DECIMAL_BYTES = 1024
-"""The bytes of an Avro decimal at most: 2,465 digits. The conversion takes time in the
-square of them.
+"""The most bytes of an Avro decimal: they hold 2,465 digits. The conversion takes time
+quadratic in them.
 """
 DECIMAL_DIGITS = 2465
-"""The digits of an Avro decimal at most, with those that its exponent adds."""
+"""The most digits of an Avro decimal, including the zeros that its exponent adds."""
 LEVELS = 250
-"""The levels of records, arrays and maps within each other, in an Avro record."""
+"""The most levels of records, arrays and maps within each other in an Avro record."""
 VALUES = 10_000
-"""The values of an Avro record at most, besides `VALUES_PER_BYTE` for each of its
-bytes; and those of types that have no bytes.
+"""The most values of an Avro record, in addition to `VALUES_PER_BYTE` for each of its
+bytes. Values of types without bytes have this limit alone.
 """
 VALUES_PER_BYTE = 8
-"""A null has no byte of its own, and an optional one has one byte for two values."""
+"""The number of values that each byte of an Avro record allows. Short records need more
+than one: an optional value is two values in one byte.
+"""

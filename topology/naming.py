@@ -1,4 +1,5 @@
-"""Names that appear in Kafka: of nodes, stores and internal topics.
+"""Makes and checks the names that appear in Kafka: of nodes, stores and internal
+topics.
 
 Names are the contract between two versions of a program:
 `<application>-<store>-changelog` holds a store, so a store whose name changes is empty.
@@ -20,15 +21,16 @@ from collections.abc import Iterable
 from coopstreams.topology.errors import TopologyError
 
 MAX_NAME_LENGTH = 249
-"""The longest topic name that a broker accepts."""
+"""The length of the longest topic name that a broker accepts."""
 COMMIT_TOPIC = "__individual_commit_offsets"
-"""The topic in which every group keeps the progress of its key ranges."""
+"""The topic to which every group commits the progress of its key ranges."""
 MARKS = "-backfill-"
-"""Separates the application id and the run in the name of a backfill's topic of marks.
+"""The text between the application id and the run in the name of a backfill's topic of
+marks.
 """
 REBUILD = "-rebuild"
-"""The end of the names of rebuilds from the source. They keep no application from
-starting, as other runs do.
+"""The suffix of the names of rebuilds from the source. Unlike other backfills, a
+rebuild under way does not keep its application from starting.
 """
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
@@ -57,7 +59,7 @@ def check_name(name: str, what: str) -> str:
 
 
 class Names:
-    """Gives out the names of the nodes and stores of one builder, each once."""
+    """The names of the nodes and stores of one builder; each name is used once."""
 
     def __init__(self) -> None:
         self._counter = 0
@@ -70,10 +72,10 @@ class Names:
         given: str | None = None,
         suffix: str = "",
     ) -> str:
-        """Return the name of a new node: the given name and the suffix, or one such as
-        `KSTREAM-FILTER-0000000003`.
+        """Return the name of a new node: the given name with the suffix, or a generated
+        one like `KSTREAM-FILTER-0000000003`.
 
-        Counts one in both cases.
+        The counter is raised by one in both cases.
         """
         generated = self._next(prefix)
         if given is None:
@@ -81,7 +83,7 @@ class Names:
         return self.take(check_name(given, "the node name") + suffix)
 
     def take(self, name: str) -> str:
-        """Return the name and reserve it.
+        """Reserve a node name and return it.
 
         Raises:
             TopologyError: another node has the name.
@@ -94,10 +96,10 @@ class Names:
         return name
 
     def store(self, prefix: str, given: str | None = None) -> str:
-        """Return the name of a new store: the given one, or one such as
+        """Return the name of a new store: the given name, or a generated one like
         `KSTREAM-AGGREGATE-STATE-STORE-0000000003`.
 
-        Counts one only if it generates the name.
+        The counter is raised by one only if the name is generated.
 
         Raises:
             TopologyError: another store has the name.
@@ -122,7 +124,7 @@ class Names:
 
     def repartition(self, prefix: str) -> tuple[str, str, str]:
         """Return the names of a repartition's filter, sink and source, without
-        reserving them. Counts three.
+        reserving them. The counter is raised by three.
         """
         sink, drop, source = (
             self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE")
@@ -144,8 +146,8 @@ def repartition_topic(prefix: str) -> str:
 
 
 def past_name(store: str) -> str:
-    """Return the name of the store that keeps the versions of a store's rows that have
-    ended.
+    """Return the name of the store that keeps the ended row versions of a versioned
+    store.
     """
     return f"{store}-history"
 
@@ -165,20 +167,20 @@ def changelog_topic(application_id: str, store: str) -> str:
 
 
 def topology_topic(application_id: str) -> str:
-    """Return the name of the topic that holds the version of the topology that an
-    application ran last.
+    """Return the name of the topic that holds the latest topology version that an
+    application ran.
     """
     return internal_topic(application_id, "topology")
 
 
 def marks_topic(application_id: str, run: str) -> str:
-    """Return the name of the topic with the marks of a run of a backfill."""
+    """Return the name of the topic with the marks of one run of a backfill."""
     return f"{application_id}{MARKS}{run}"
 
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
-    """Return the runs of an application's unpublished backfills, oldest first: each run
-    has a topic of marks.
+    """Return the runs of an application's backfills that are not yet published, oldest
+    first. They are found by their topics of marks among `topics`.
     """
     runs = (
         topic.removeprefix(marks_topic(application_id, ""))
@@ -189,7 +191,7 @@ def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
 
 def marks_topics(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the topics of marks of an application's backfills and rebuilds that are
-    under way, or were given up.
+    under way or were abandoned.
     """
     form = re.compile(
         re.escape(marks_topic(application_id, "")) + f"{_RUN}({REBUILD})?"

@@ -1,5 +1,5 @@
-"""The Processor API: a user's object that takes the records, with stores of its own and
-punctuations.
+"""Defines the Processor API: a user's object that processes records, with stores and
+punctuations of its own.
 
     class Alarm(Processor[str, float, str, str]):
         def init(self, context: ProcessorContext[str, str]) -> None:
@@ -15,22 +15,23 @@ punctuations.
             for key, value in self.worst.all():
                 self.context.forward(Record(key, f"{value} at worst", now_ms))
 
-    worst = key_value_store("worst", key=..., value=...) builder.stream("in",
-    ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
+    worst = key_value_store("worst", key=..., value=...)
+    builder.stream("in", ...).process(
+        Alarm, stores=[worst], key=..., value=..., by_key=True
+    )
 
-`process_async` gives records to a function instead, beside the stream thread, with a
+`process_async` calls a function instead, outside of the stream thread, with a
 `CallContext`:
 
-    async def assess(record: Record[str, float], context: CallContext[str, float]) ->
-    None:
+    async def assess(record: Record[str, float], context: CallContext[str, float]):
         worst = context.store("worst")
         if (risk := await asked(record.value)) > (worst.get() or 0):
             worst.put(risk)
             context.forward(record.with_value(risk))
 
 Invariant: a processor belongs to one task, and to its thread. A function of
-`process_async` changes nothing itself: its puts and forwarded records are recorded, and
-applied on the task's thread at the record's turn.
+`process_async` changes nothing itself: its puts and forwarded records are recorded. The
+task's thread applies them when the results of all earlier records have been applied.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
 """
 
@@ -65,13 +66,13 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 PunctuationType = Literal["stream_time", "wall_clock"]
-"""The clock of a punctuation: the task's stream time, which its records advance, or the
-wall clock.
+"""The clock of a punctuation: the task's stream time, which advances with its records,
+or the wall clock.
 """
 
 
 class RecordMetadata(NamedTuple):
-    """Where the current record was read."""
+    """The topic, partition and offset from which the current record was read."""
 
     topic: str
     partition: int
@@ -82,23 +83,23 @@ class Punctuation(Protocol):
     """A scheduled punctuation, as `ProcessorContext.schedule` returns it."""
 
     def cancel(self) -> None:
-        """Never call the function again."""
+        """Stop the punctuation: its function is never called again."""
 
 
 class ProcessorContext(Protocol[K2, V2]):
-    """The environment of a processor. K2 and V2 are the types of the records that it
-    forwards.
+    """The environment of a processor. K2 and V2 are the types of the records that the
+    processor forwards.
     """
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the nodes below, or to the one with the `name=` `to`;
-        return when they have processed it.
+        """Pass a record to all nodes below, or only to the node that has the name `to`.
+        Return when they have processed it.
 
         Their errors pass through this call and end the batch: do not catch them.
 
         Raises:
-            ProcessingError: no node directly below has this name.
-            TypeError: the record's timestamp or headers are none.
+            ProcessingError: no node directly below has the name `to`.
+            TypeError: the record's timestamp or headers cannot be written to Kafka.
         """
 
     def store(self, name: str) -> Any:
@@ -108,7 +109,7 @@ class ProcessorContext(Protocol[K2, V2]):
         Annotate the variable with its type.
 
         Raises:
-            TopologyError: the processor has no such store.
+            TopologyError: the processor has no store of this name.
         """
 
     def schedule(
@@ -117,21 +118,22 @@ class ProcessorContext(Protocol[K2, V2]):
         type_: PunctuationType,
         function: Callable[[int], object],
     ) -> Punctuation:
-        """Call `function(now_ms)` at each interval from now on.
+        """Schedule a call of `function(now_ms)` at each interval from now on, and
+        return its handle.
 
-        Shape: the grid starts at 0 (stream time) or now (wall clock). If the clock
-        jumps over several grid points, the function is called once.
+        Shape: the intervals are counted from 0 (stream time) or from now (wall clock).
+        If the clock passes several of them at once, the function is called once.
         """
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in, with
-        the current one; -1 if none.
+        """Return the largest timestamp of the records that the task has processed,
+        including the current record; -1 if there is none.
         """
         ...
 
     def wall_clock(self) -> int:
-        """Return the wall clock, in milliseconds since the epoch."""
+        """Return the time of the wall clock, in milliseconds since the epoch."""
         ...
 
     @property
@@ -140,8 +142,8 @@ class ProcessorContext(Protocol[K2, V2]):
 
 
 class Put(NamedTuple):
-    """Recorded: the row of the record's key in a store gets this value; None deletes
-    it.
+    """A recorded change of a store: the row of the current record's key gets this
+    value. None deletes the row.
     """
 
     store: str
@@ -149,29 +151,33 @@ class Put(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Recorded: a record goes to all nodes below, or to the one named `to`."""
+    """A recorded output: the record is passed to all nodes below, or only to the node
+    named `to`.
+    """
 
     record: Record[Any, Any]
     to: str | None
 
 
 ProcessorWrapper: TypeAlias = Callable[[str, Callable[..., None]], Callable[..., None]]
-"""Given the name of a node and the function that processes a record there and in the
-nodes below, returns the function to call instead. It must call the given one once, with
-the arguments that it is given itself.
+"""A function that wraps the processing of a node: given the node's name and the
+function that processes a record in the node and the nodes below, it returns the
+function to call instead. The returned function must call the given one once, with its
+own arguments.
 
 Source: Kafka Streams `ProcessorWrapper` (KIP-1112).
 """
 
 Effect: TypeAlias = Put | Forward
 Row: TypeAlias = tuple[Any, int]
-"""The value and the timestamp of a row; the value is None if there is none."""
+"""The value and the timestamp of a row. The value is None if the row does not exist."""
 
 
 class OwnRow(Generic[V]):
-    """A store's row for the key of the current record, with the changes of this call.
+    """A store's row for the key of the current record, including the changes of this
+    call.
 
-    Values are the store's own objects: do not mutate one, `put` another.
+    Values are the store's own objects: do not mutate a value, `put` a new one.
     """
 
     def __init__(self, context: CallContext[Any, Any], name: str) -> None:
@@ -179,21 +185,23 @@ class OwnRow(Generic[V]):
         self._name = name
 
     def get(self) -> V | None:
-        """Return the value, None if there is none."""
+        """Return the value of the row, or None if there is no row."""
         value: V | None = self._context.rows[self._name][0]
         return value
 
     def timestamp(self) -> int | None:
-        """Return the timestamp of the latest change, None if there is no value."""
+        """Return the timestamp of the latest change of the row, or None if there is no
+        row.
+        """
         value, timestamp = self._context.rows[self._name]
         return None if value is None else timestamp
 
     def put(self, value: V | None) -> None:
-        """Set the value; None deletes it."""
+        """Set the value of the row. None deletes the row."""
         self._context.put(self._name, value)
 
     def delete(self) -> V | None:
-        """Delete the value; return it, or None if there was none."""
+        """Delete the row and return its value, or None if there was no row."""
         had = self.get()
         self.put(None)
         return had
@@ -202,9 +210,10 @@ class OwnRow(Generic[V]):
 class CallContext(Generic[K2, V2]):
     """The environment of one call of a function of `process_async`.
 
-    K2 and V2 are the types of the records that it forwards. Puts and forwarded records
-    are recorded. They take effect in order, after the call has succeeded and at the
-    record's turn; if the call fails, none do. Each attempt starts without them.
+    K2 and V2 are the types of the records that the function forwards. Puts and
+    forwarded records are recorded. They take effect in this order after the call has
+    succeeded, when the results of all earlier records have been applied. If the call
+    fails, none take effect. Each attempt starts without effects.
     """
 
     def __init__(
@@ -215,8 +224,8 @@ class CallContext(Generic[K2, V2]):
         below: Collection[str],
         node: str,
     ) -> None:
-        """`rows`: those of the record's key, by store. `below`: the nodes to which it
-        may forward.
+        """`rows`: the row of the record's key in each store. `below`: the names of the
+        nodes to which the function may forward. `node`: the name of the operator.
         """
         self.metadata = where
         """Where the record was read: the same at each attempt, and after a crash."""
@@ -231,7 +240,7 @@ class CallContext(Generic[K2, V2]):
         the variable with its type.
 
         Raises:
-            TopologyError: the operator has no such store.
+            TopologyError: the operator has no store of this name.
         """
         if name not in self.rows:
             raise TopologyError(
@@ -240,12 +249,13 @@ class CallContext(Generic[K2, V2]):
         return OwnRow(self, name)
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Have a record passed on to the nodes below, or to the one with the `name=`
-        `to`.
+        """Record that a record is to be passed to all nodes below, or only to the node
+        that has the name `to`.
 
         Raises:
-            ProcessingError: no node directly below has this name, or the call is over.
-            TypeError: the record's timestamp or headers are none.
+            ProcessingError: no node directly below has the name `to`, or the call has
+                ended.
+            TypeError: the record's timestamp or headers cannot be written to Kafka.
         """
         check_writable(record)
         if to is not None and to not in self._below:
@@ -256,12 +266,14 @@ class CallContext(Generic[K2, V2]):
         self._record(Forward(record, to))
 
     def put(self, store: str, value: Any) -> None:
-        """Set the value of the record's key in a store, as of the record's timestamp."""
+        """Record a new value for the record's key in a store, with the timestamp of the
+        record.
+        """
         self._record(Put(store, value))
         self.rows[store] = value, self._timestamp
 
     def end(self) -> list[Effect]:
-        """End the call; return the recorded effects."""
+        """End the call and return its recorded effects. Later effects raise."""
         effects = self._effects or []
         self._effects = None
         return effects
@@ -276,7 +288,9 @@ class CallContext(Generic[K2, V2]):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A record for a function of `process_async`, with its rows and metadata."""
+    """A record for a call of a function of `process_async`, with its operator and where
+    it was read.
+    """
 
     node: str
     below: tuple[str, ...]
@@ -290,7 +304,9 @@ class Visit:
         self,
         rows: Mapping[str, Row],
     ) -> tuple[Record[Any, Any], CallContext[Any, Any]]:
-        """Return the arguments of one attempt."""
+        """Return the arguments of one attempt: the record, and a context without
+        effects.
+        """
         context: CallContext[Any, Any] = CallContext(
             self.where,
             self.timestamp,
@@ -311,7 +327,9 @@ async def awaited(
     visit: Visit,
     rows: Mapping[str, Row],
 ) -> list[Effect]:
-    """Call a coroutine function of `process_async` once; return the recorded effects."""
+    """Call a coroutine function of `process_async` once and return the recorded
+    effects.
+    """
     record, context = visit.begun(rows)
     try:
         await function(record, context)
@@ -325,7 +343,7 @@ def called(
     visit: Visit,
     rows: Mapping[str, Row],
 ) -> list[Effect]:
-    """Call a plain function of `process_async` once, on a thread or in a process;
+    """Call a plain function of `process_async` once, on a thread or in a process, and
     return the recorded effects.
     """
     record, context = visit.begun(rows)
@@ -337,7 +355,8 @@ def called(
 
 
 class Processor(ABC, Generic[K, V, K2, V2]):
-    """Takes records of K and V, and forwards any number of records of K2 and V2.
+    """An object of the user's that takes records of K and V, and forwards any number of
+    records of K2 and V2.
 
     Override `process`, and `init` and `close` if needed.
     """
@@ -345,15 +364,17 @@ class Processor(ABC, Generic[K, V, K2, V2]):
     context: ProcessorContext[K2, V2]
 
     def init(self, context: ProcessorContext[K2, V2]) -> None:
-        """Start work for a task: get stores, schedule punctuations. Keeps the context."""
+        """Prepare the work for a task: get stores, schedule punctuations. This method
+        keeps the context.
+        """
         self.context = context
 
     @abstractmethod
     def process(self, record: Record[K, V]) -> None:
-        """Process one record. An error fails this record at this processor."""
+        """Process one record. An exception fails this record at this processor."""
 
     def close(self) -> None:
-        """End work for the task. Nothing can be forwarded any more."""
+        """End the work for the task. Nothing can be forwarded any more."""
 
 
 def key_value_store(
@@ -366,17 +387,18 @@ def key_value_store(
     ttl: Duration | None = None,
     headers: bool = False,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a
-    `KeyValueStore`.
+    """Return the definition of a key-value store for `process(stores=[...])`. The
+    processor gets it as a `KeyValueStore`.
 
-    Without `logged`, its rows are lost when the task moves. `store_type`: as in
-    `Materialized`. `ttl`: so long after its last `put`, in stream time, a row is no
-    longer found; the processor is not told. `headers=True`: each row keeps the headers
-    of the record that wrote it, for `KeyValueStore.headers`, queries and the changelog.
+    `logged`: whether the store has a changelog; without one, its rows are lost when the
+    task moves. `store_type`: as in `Materialized`. `ttl`: how long after its last
+    `put`, in stream time, a row can be found. The processor is not called when a row
+    expires. `headers=True`: each row keeps the headers of the record that wrote it, for
+    `KeyValueStore.headers`, queries and the changelog.
 
     Raises:
         TopologyError: a time to live below 1 ms, no serde, or a name or store type that
-        is not legal.
+            is not legal.
     """
     _check(name, store_type, key, value)
     ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
@@ -402,10 +424,10 @@ def window_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a
-    `WindowStore`.
+    """Return the definition of a window store for `process(stores=[...])`. The
+    processor gets it as a `WindowStore`.
 
-    A window can be read until a window is put that starts `retention` later. `size` is
+    A window can be read until a window is put that starts `retention` later. `size`:
     the length of a window, for queries.
 
     Raises:
@@ -442,8 +464,8 @@ def session_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a
-    `SessionStore`.
+    """Return the definition of a session store for `process(stores=[...])`. The
+    processor gets it as a `SessionStore`.
 
     A session can be read until a session is put that ends `retention` later.
     """
@@ -471,10 +493,10 @@ def versioned_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a
-    `VersionedStore`.
+    """Return the definition of a versioned store for `process(stores=[...])`. The
+    processor gets it as a `VersionedStore`.
 
-    `history`: how far back it keeps versions, in stream time.
+    `history`: how long ended versions are kept, in stream time.
     """
     _check(name, store_type, key, value)
     history_ms = checked_ms(history, f'store "{name}": the history', 1)

@@ -1,14 +1,15 @@
-"""`serdes.protobuf`: messages of Protobuf in the wire format of a schema registry.
+"""Makes serdes of Protobuf messages (`serdes.protobuf`), in a schema registry's wire
+format.
 
-Behind the id stand the indexes that lead to the message within its file, as zigzag
-varints; for the first message, one zero byte. A message of any version is read by its
-field numbers, so the writer's schema only identifies the message. Registries have the
-source text of a file, or its descriptor in base64. If neither can be read here, the
-indexes must equal ours.
+The schema id is followed by the indexes that lead to the message within its file, as
+zigzag varints; for the first message, by one zero byte. A message of any version is
+read by its field numbers, so the writer's schema only identifies the message.
+Registries have the source text of a file, or its descriptor in base64. If this process
+can read neither, the indexes must equal those of our message.
 
 Invariant: equal messages without unknown fields have equal bytes (maps are written in
-the order of their keys). A key with other bytes is refused where a topic is read: other
-serializers write maps in any order. Turned down: requesting descriptors
+the order of their keys). Other serializers write maps in any order. Readers of a topic
+refuse a key with other bytes. Turned down: requesting descriptors
 (`format=serialized`): Apicurio 3.3 returns them as damaged text.
 Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 """
@@ -36,18 +37,20 @@ from coopstreams.topology.serde import Serde, read_varint, varint
 M = TypeVar("M")
 
 _MOST_INDEXES = 100
-"""Protobuf itself reads no messages that are deeper within each other."""
+"""The most message indexes of a record. Protobuf reads no messages that are nested
+deeper.
+"""
 _KNOWN = "google/protobuf/"
-"""Files that every registry has."""
+"""The prefix of the files that every registry has."""
 
 
 def protobuf(message: type[M]) -> Serde[M]:
-    """Return the serde of a message class that protoc has made. Equal arguments give
-    the same serde.
+    """Return the serde of a message class that protoc has generated. Equal arguments
+    give the same serde.
 
     Raises:
-        SerdeError: protobuf is not installed, this is no such class, or a file cannot
-        be given to a registry.
+        SerdeError: protobuf is not installed, the class is not a message class, or a
+            file cannot be given to a registry.
     """
     made: Any = message
     return _protobuf(made)
@@ -126,8 +129,11 @@ def _reader(
     path: tuple[int, ...],
     files: tuple[Any, ...],
 ) -> Callable[[bytes], Any]:
-    """Return the reader of records of some files, from which it takes whether they are
-    of the message. `path`: the message's own, which decides if there are no files.
+    """Return the function that reads records of the message `name`, and raises a
+    SerdeError for records of other messages.
+
+    `files`: the writer's files, which tell the message of a record. `path`: the indexes
+    of our message, which records must have if there are no files.
     """
 
     @cache
@@ -150,10 +156,10 @@ def _reader(
 
 
 def _schema_of(file: Any) -> Schema:
-    """Return the schema of a file, and of those that it imports.
+    """Return the schema of a file, with those of the files that it imports.
 
     Raises:
-        SerdeError: one cannot be given to a registry.
+        SerdeError: one of the files cannot be given to a registry.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -175,7 +181,9 @@ def _imports(file: Any) -> list[Any]:
 
 
 def _with_imports(file: Any) -> Iterator[Any]:
-    """Yield a file, and those that it imports, some of them twice."""
+    """Yield a file and all files that it imports, directly or not. A file may be
+    yielded twice.
+    """
     yield file
     for each in _imports(file):
         yield from _with_imports(each)
@@ -190,7 +198,9 @@ def _indexes(path: tuple[int, ...]) -> bytes:
 
 
 def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes of a record, and where its message begins."""
+    """Return the message indexes of a record, and the offset at which its message
+    begins.
+    """
     count, at = read_varint(data, 5)
     if count & 1:
         raise SerdeError(

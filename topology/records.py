@@ -1,4 +1,4 @@
-"""Records as objects, for user functions that need more than key and value.
+"""Defines records as objects, for user functions that need more than key and value.
 
 Invariant: a record object is made for one call and not kept; batches are columns (see
 `columns`).
@@ -18,15 +18,15 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 _CONTENT = (bytes, str, type(None))
-"""The types of a header's value. The client encodes texts."""
+"""The types of a header's value. The Kafka client encodes a str."""
 _LATEST_MS = (1 << 63) - 1
-"""The largest timestamp."""
+"""The largest timestamp that a record can have."""
 
 
 @dataclass(slots=True)
 class Record(Generic[K, V]):
-    """The input and output of a processor. Do not mutate a record, make another:
-    `record.with_value(1)`.
+    """A record as a processor takes and forwards it. Do not mutate a record, make
+    another: `record.with_value(1)`.
 
     Units: `timestamp` in milliseconds. Null keys and values are None, whatever the type
     parameters are.
@@ -55,11 +55,12 @@ class Record(Generic[K, V]):
 
 
 def check_writable(record: Record[Any, Any]) -> None:
-    """Check that Kafka can have the timestamp and the headers of a record that a user's
-    function forwards.
+    """Check that the timestamp and the headers of a record can be written to Kafka. The
+    record is one that a user's function forwards.
 
     Raises:
-        TypeError: it cannot. Of a key or a value, the serde says so.
+        TypeError: the timestamp or a header is not valid. Keys and values are left to
+            the serdes.
     """
     if record.timestamp.__class__ is not int and not hasattr(
         record.timestamp,
@@ -96,7 +97,7 @@ def _is_header(header: Any) -> bool:
 
 
 def _is_utf8(part: str | bytes | None) -> bool:
-    """Whether a text can be encoded: it has no lone surrogate."""
+    """Return whether a part of a header can be encoded: it has no lone surrogate."""
     return (
         not isinstance(part, str)
         or part.isascii()
@@ -109,9 +110,10 @@ class TimestampedRecord(Generic[K, V]):
     """The input of a timestamp extractor: `timestamp=lambda record:
     record.value.time_ms if record.value else None`.
 
+    An extractor is also called for records without key or value.
+
     Units: `timestamp` is the record's own, as written; `stream_time` is the largest of
-    the partition so far (-1: none). Both are in milliseconds. An extractor is asked of
-    records without key or value, too.
+    the partition so far (-1: none). Both are in milliseconds.
     """
 
     key: K | None

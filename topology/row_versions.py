@@ -1,19 +1,21 @@
-"""The versions of the rows of a versioned table, each a timestamp and a value.
+"""Keeps the versions of the rows of a versioned table; a version is a timestamp and a
+value.
 
-A row is its latest version. The versions before lie in a store of their own
+A row holds its latest version. Earlier versions are in a store of their own
 (`StoreSpec.past`), each under its key and its end: the timestamp of the next version. A
 version is valid from its timestamp until its end; a value None is a deletion. So an
-update writes two rows however long the history is. Versions that have ended before the
+update writes two rows however long the history is. Versions that ended before the
 history retention are not found, and are deleted with a later update of their row.
 
-Invariant: the versions of a key have no gaps: each but the latest ends where the next
-begins. A second value with the same timestamp replaces the first.
-Invariant: a version that is committed keeps its bytes where it is moved: while a
-program runs whose class has fewer fields, what ends meanwhile loses none of the others.
-Turned down: all versions in one row (each update would write all again, and a row
-larger than a record of the changelog may be would end the application). Turned down:
-windows by the ends of versions (the brokers would delete their changelog by its clock:
-of a history that is read again, all of it).
+Invariant: the versions of a key have no gaps: each version except the latest ends where
+the next begins. A second value with the same timestamp replaces the first.
+Invariant: a committed version keeps its bytes when it is moved to the store of earlier
+versions. So a program whose class has fewer fields than the bytes does not lose the
+other fields.
+Turned down: all versions in one row (each update would write all of them, and a row
+larger than the changelog's largest record would stop the application). Turned down:
+windows by the ends of versions (brokers delete a changelog of windows by the wall
+clock, so an old history that is read again would be deleted as a whole).
 Source: Kafka Streams `RocksDBVersionedStore`, which has segments by the ends of
 versions, KIP-889, KIP-914.
 """
@@ -41,8 +43,10 @@ Version: TypeAlias = tuple[int, Any]
 
 
 class Held(NamedTuple):
-    """A version and its validity: `since <= moment < until`; `until` is None for the
-    latest version. Units: ms.
+    """A version and the time in which it is valid: `since <= moment < until`.
+
+    Shape: `until` is None for the latest version.
+    Units: milliseconds.
     """
 
     since: int
@@ -52,13 +56,13 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Histories(Serde[list[Version]]):
-    """The serde of histories. `one` is the serde of a single version's value."""
+    """The serde of lists of versions. `one`: the serde of a single version's value."""
 
     one: Serde[Any]
 
 
 class _Written(list[Version]):
-    """Versions with the bytes that a row has of them."""
+    """A list of versions, together with the serialised bytes from which it was read."""
 
     __slots__ = ("data",)
 
@@ -71,8 +75,8 @@ _HEAD = Struct(">qi")
 _DELETED = -1
 _NO_VERSIONS = "these are no versions, each with its timestamp and length"
 _FORGOTTEN = 8
-"""How often within a history the ended versions of a row are looked for: each look-up
-costs a seek.
+"""How often within the history retention the expired versions of a row are deleted.
+Each search for them costs a seek.
 """
 
 
@@ -85,15 +89,15 @@ def put_version(
     oldest: int,
     history_ms: int,
 ) -> bool:
-    """Insert a version into a row, which the caller touches, and return whether it is
-    the latest.
+    """Insert a version into a row and return whether it is the latest. The caller marks
+    the row as changed.
 
-    What has ended at `oldest` is old; some latest versions, eight within a history at
-    most, delete that of their row.
+    `past`: the store of the row's earlier versions. `oldest`: versions that ended at
+    this time or before are expired. At most eight times within `history_ms`, a new
+    latest version deletes the expired versions of its row.
 
-    Shape: `key` is the row's store key. The row's value is a list of one version; rows
-    that were written before there was a store for the past have all versions, and are
-    brought into the new form.
+    Shape: `key` is the row's store key. The row's value is a list of one version. A row
+    written by an older release has all versions in its list; they are moved to `past`.
     """
     past.old_ms = max(past.old_ms, oldest)
     versions = row.value or [(timestamp, value)]
@@ -124,8 +128,8 @@ def latest_value(versions: list[Version] | None) -> Any:
 
 
 def latest_as_written(row: Entry) -> bytes | None:
-    """Return the bytes that a row has of its latest version; None: it has changed since
-    the last commit.
+    """Return the serialised value of a row's latest version, or None if the row has
+    changed since the last commit.
     """
     versions = row.value
     data = versions.data if type(versions) is _Written else as_written(row)
@@ -139,11 +143,11 @@ def version_at(
     timestamp: int,
     oldest: int,
 ) -> Version | None:
-    """Return the version of a row that was valid at a moment, None if there was none or
-    it was a deletion.
+    """Return the version of a row that was valid at a moment. None means that there was
+    none, or that it was a deletion.
 
-    A moment before `oldest` gives None, too, unless the latest version was valid then:
-    the history may be incomplete.
+    The history before `oldest` may be incomplete. So a moment before `oldest` gives
+    None, unless the latest version was already valid.
     """
     if not versions or (timestamp < oldest and timestamp < versions[-1][0]):
         return None
@@ -163,7 +167,9 @@ def value_at(
     timestamp: int,
     oldest: int,
 ) -> Any:
-    """Return the value that was valid at a moment; None as in `version_at`."""
+    """Return the value that was valid at a moment, or None where `version_at` returns
+    None.
+    """
     version = version_at(versions, past, key, timestamp, oldest)
     return None if version is None else version[1]
 
@@ -174,11 +180,11 @@ def versions_within(
     last: int,
     oldest: int,
 ) -> list[Held] | None:
-    """Return those of a row's versions that were valid at some moment of first..last
+    """Return the versions of a row that were valid at any moment of first..last
     (inclusive), oldest first.
 
-    Leaves out deletions and versions whose validity ended before `oldest`. None: the
-    history does not reach back to this time, because all of it is before `oldest` and
+    Deletions and versions that ended before `oldest` are left out. None: the history
+    does not reach back to this time, because all of first..last is before `oldest` and
     the row has changed since.
 
     Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which returns no versions
@@ -203,10 +209,10 @@ def versions_within(
 
 @cache
 def versions_of(inner: Serde[Any]) -> Histories:
-    """Return the serde of histories.
+    """Return the serde of lists of versions, given the serde of one value.
 
     Shape: for each version its timestamp (8 bytes big-endian), the length of its value
-    (4; -1 for a deletion), value.
+    (4; -1 for a deletion), the value.
     """
 
     def encode(versions: list[Version]) -> bytes:
@@ -253,7 +259,9 @@ def _put_past(
     value: Any,
     end: int,
 ) -> None:
-    """Insert a version before the latest, which begins at `end`."""
+    """Insert a version that is older than the latest one. `end`: the timestamp of the
+    latest version.
+    """
     row = past.first_from(key, timestamp + 1)
     if row is not None:
         following = split_window_key(row[0])[1]
@@ -279,12 +287,16 @@ def _end(
     version: list[Version],
     end: int,
 ) -> None:
-    """Keep a version that has ended, as a list of one."""
+    """Store a version that has ended, as a list of one version, under its key and its
+    end.
+    """
     past.put(window_key(key, end), version, end)
 
 
 def _as_written(row: Entry) -> list[Version]:
-    """Return the versions of a row, with their bytes if they are committed."""
+    """Return the versions of a row, together with their bytes if the row is
+    committed.
+    """
     if row.dirty or row.stored is None or row.value is None:
         return row.value or []
     return _Written(row.value, row.stored)

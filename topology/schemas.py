@@ -1,18 +1,18 @@
-"""The wire format of Confluent's serializers: a zero byte, the schema's id in 4 bytes
-big-endian, then the record.
+"""Reads and writes the wire format of Confluent's serializers: a zero byte, the
+schema's id in 4 bytes big-endian, then the record.
 
 A `Codec` writes with one schema, and reads values of any version of it: an unknown
-version is fetched from the registry once. It fetches its own id at the first value that
-it writes, or when an application starts.
+version is fetched from the registry once. The codec fetches its own id for the first
+value that it writes, or when an application starts.
 
-A serde that no application has bound belongs to `IN_MEMORY`: so a topology can be
+A serde that is not bound to an application uses `IN_MEMORY`, so a topology can be
 tested without a registry.
 
 Invariant: a codec writes one id as long as it is bound. So equal keys have equal bytes,
 and the hash of a key, by which partitions and ranges are chosen, does not depend on
-when it was written. A key with another id is refused where a topic is read
-(`check_key`), because it would be another key. Turned down: rewriting such keys when
-they are read (the producer has chosen the partition by the bytes it wrote).
+when it was written. Readers of a topic refuse a key with another id (`check_key`),
+because it would be another key. Turned down: rewriting such keys when they are read
+(the producer has chosen the partition by the bytes it wrote).
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _HEAD = Struct(">bI")
 
 
 class RegistryUnavailableError(SerdeError):
-    """The schema registry does not answer, so bytes cannot be read yet: the same call
+    """The schema registry does not answer, so bytes cannot be read yet. The same call
     may succeed later.
     """
 
 
 class RegistryNeededError(CoopStreamsError):
-    """A registry must be asked, and who called must not wait for it."""
+    """A schema registry must be asked, but the calling thread must not wait for it."""
 
 
 class _Asked:
-    """Whether a registry would have been asked within a call of `promptly`."""
+    """A flag that a serde sets when it needs the registry within a call of
+    `promptly`.
+    """
 
     __slots__ = ("whether",)
 
@@ -55,17 +57,18 @@ class _Asked:
 
 
 _PROMPT: ContextVar[_Asked | None] = ContextVar("prompt", default=None)
-"""Set within a call of `promptly`."""
+"""The flag of the current call of `promptly`; None outside of such a call."""
 
 
 def promptly(call: Callable[[], T]) -> T:
-    """Return what the call returns; no serde asks a registry within it.
+    """Return the result of `call`, within which no serde waits for a schema registry.
 
-    Whatever else the call returns or raises does not count then: it may have taken a
-    key for one that cannot be read.
+    If a serde needed a registry, any result or other exception of `call` is discarded:
+    it may come from a key that only seemed unreadable.
 
     Raises:
-        RegistryNeededError: a serde would have asked one. Call again where it may wait.
+        RegistryNeededError: a serde needed a registry. Repeat the call on a thread that
+            may wait.
     """
     asked = _Asked()
     token = _PROMPT.set(asked)
@@ -83,8 +86,8 @@ def promptly(call: Callable[[], T]) -> T:
 
 
 def registry_is_away(error: BaseException | None) -> bool:
-    """Whether a record cannot be read, or written, because the schema registry does not
-    answer.
+    """Return whether an error, or one of its causes, is that the schema registry does
+    not answer.
     """
     return error is not None and (
         isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__)
@@ -92,23 +95,24 @@ def registry_is_away(error: BaseException | None) -> bool:
 
 
 class SchemaRegistry(Protocol):
-    """Schemas by id, and the versions of each subject.
+    """A schema registry: schemas by id, and the versions of each subject.
 
     Raises (all methods):
-        RegistryUnavailableError: it does not answer, or does not let this process in.
-        SerdeError: it refuses.
+        RegistryUnavailableError: the registry does not answer, or denies this process
+            access.
+        SerdeError: the registry refuses the request.
     """
 
     def latest(self, subject: str) -> Schema | None:
-        """Return a subject's latest version; None: the subject has none."""
+        """Return a subject's latest version, or None if the subject has no version."""
         ...
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
-        """Return the id of a schema that is a version of a subject; None: it is not."""
+        """Return the id of a schema if it is a version of a subject, else None."""
         ...
 
     def register(self, subject: str, schema: Schema) -> int:
-        """Make a schema a version of a subject, and return its id."""
+        """Add a schema to the versions of a subject and return its id."""
         ...
 
     def schema(self, number: int) -> Schema:
@@ -117,8 +121,8 @@ class SchemaRegistry(Protocol):
 
 
 class InMemoryRegistry:
-    """A registry in this process. Equal schemas have one id, whatever the subject.
-    Nothing is incompatible.
+    """A schema registry in this process. Equal schemas have one id, whatever the
+    subject. It accepts incompatible versions.
     """
 
     def __init__(self) -> None:
@@ -127,15 +131,15 @@ class InMemoryRegistry:
         self._subjects: dict[str, list[Schema]] = {}
 
     def latest(self, subject: str) -> Schema | None:
-        """Return the schema that was registered last."""
+        """Return the schema that was registered last for a subject."""
         return next(reversed(self._subjects.get(subject, ())), None)
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
-        """Return the id of a schema under a subject."""
+        """Return the id of a schema if a subject has it, else None."""
         return self._ids[schema] if schema in self._subjects.get(subject, ()) else None
 
     def register(self, subject: str, schema: Schema) -> int:
-        """Register a schema."""
+        """Register a schema for a subject and return its id."""
         number = self._ids.setdefault(
             schema,
             next(self._numbers),
@@ -144,7 +148,7 @@ class InMemoryRegistry:
         return number
 
     def schema(self, number: int) -> Schema:
-        """Return a schema."""
+        """Return the schema with this id."""
         for schema, known in list(self._ids.items()):
             if known == number:
                 return schema
@@ -152,19 +156,22 @@ class InMemoryRegistry:
 
 
 IN_MEMORY = InMemoryRegistry()
-"""The registry of test drivers, and of serdes that are used by themselves."""
+"""The registry of test drivers, and of serdes that are not bound to an application."""
 
 
 class Codec:
-    """Writes and reads records of one schema; all that depends on the registry is here.
+    """The writer and reader of records of one schema. All use of the registry is in
+    this class.
 
-    `write` and `reader` are the format's: a record without the head, and the reader of
-    records of a writer's schema, which is called with the whole record. `unreadable`:
-    why this schema cannot read values of a writer's schema; empty if it can. `name` is
-    the schema's full name. `prefix` stands between the head and each record. `same`:
-    whether a schema says of the values what this one says. A subject has the text of
-    whoever registered it first, perhaps with comments and options, or without messages
-    that have come since; its id is used then. None: users give the text.
+    `name`: the schema's full name. `write`: writes a value without the head (zero byte
+    and id). `reader`: given a writer's schema, returns the function that reads whole
+    records of it. `unreadable`: returns why this schema cannot read values of a
+    writer's schema; empty if it can. `remade`: the function and arguments that recreate
+    the serde. `prefix`: bytes between the head and the record.
+    `same`: whether a schema describes the same values as this one. The first text that
+    is registered in a subject stays, and may differ in comments, options or further
+    messages. If it describes the same values, its id is used. None: the text is the
+    user's own, so only an equal text counts.
     """
 
     def __init__(
@@ -192,26 +199,28 @@ class Codec:
         self._bind(IN_MEMORY, ())
 
     def encode(self, value: Any) -> bytes:
-        """Return the bytes of a value."""
+        """Return the bytes of a value, with the head."""
         return (self._head or self.pin()) + self._write(value)
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of bytes that were written with any schema that can be read
-        as this one.
+        """Return the value of bytes that were written with any version that this schema
+        can read.
         """
         return (self._readers.get(data[:5]) or self._learn(data))(data)
 
     def why_unreadable(self, written: Schema) -> str:
-        """Return why this codec cannot read values of a schema; empty if it can."""
+        """Return why this codec cannot read values of a schema, or an empty text if it
+        can.
+        """
         if written.kind != self.schema.kind:
             return f"it is of type {written.kind}, and this is {self.schema.kind}"
         return self._unreadable(written)
 
     def check_key(self, data: bytes | None) -> None:
-        """Check that this codec would write the key with the same bytes.
+        """Check that a key has the schema id that this codec would write.
 
         Raises:
-            SerdeError: it has another id.
+            SerdeError: the key has another id.
         """
         if data is not None and data[:5] != (self._head or self.pin())[:5]:
             number = _id_of(data)
@@ -222,11 +231,11 @@ class Codec:
             )
 
     def check_form(self, data: bytes | None) -> None:
-        """Check the same of a format that has several forms for equal values: it reads
-        the key and writes it again.
+        """Check that this codec would write a key with the same bytes, by reading and
+        rewriting it. For formats that have several forms of equal values.
 
         Raises:
-            SerdeError: it has another id, or another form.
+            SerdeError: the key has another id, or another form.
         """
         self.check_key(data)
         if data is not None and (ours := self.encode(self.decode(data))) != data:
@@ -237,8 +246,8 @@ class Codec:
             )
 
     def registered(self) -> Schema:
-        """Return the schema as its subjects have it: as it is here, or the latest
-        version of one that says the same.
+        """Return the schema as the registry has it for the subjects: this schema, or a
+        subject's latest version that describes the same values.
         """
         if self._same is None or any(
             self._registry.lookup(subject, self.schema) is not None
@@ -253,8 +262,10 @@ class Codec:
         )
 
     def pin(self, *subjects: str) -> bytes:
-        """Return the head of all records that it writes; fetch the id in its subjects
-        and these from the registry.
+        """Fetch the schema id from the registry and return the head of all records to
+        write. The schema is registered in each subject that does not have it.
+
+        `subjects`: further subjects, added to those of the binding.
         """
         self._may_ask()
         self._subjects = tuple(sorted({*self._subjects, *subjects}))
@@ -276,11 +287,12 @@ class Codec:
         registry: SchemaRegistry,
         subjects: Iterable[str],
     ) -> Iterator[None]:
-        """Bind the codec to a registry for the block, and until it is bound to another;
-        its id is the one in these subjects.
+        """Bind the codec to a registry and to subjects, for the block and until it is
+        bound to another registry.
 
         Raises:
-            ConfigError: an application in this process uses it with another registry.
+            ConfigError: an application in this process uses the codec with another
+                registry.
         """
         user = object()
         if self._users and self._registry != registry:
@@ -297,7 +309,7 @@ class Codec:
             self._users.discard(user)
 
     def is_bound(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> bool:
-        """Whether the serde is bound to this registry and these subjects."""
+        """Return whether the codec is bound to this registry and these subjects."""
         return (self._registry, self._subjects) == (registry, subjects)
 
     def _bind(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> None:
@@ -310,7 +322,9 @@ class Codec:
         return self._subjects or (self.name,)
 
     def _learn(self, data: bytes) -> Callable[[bytes], Any]:
-        """Return the reader of records of a schema that is new here."""
+        """Return the function that reads records with the schema id of `data`; fetch
+        the schema from the registry.
+        """
         number = _id_of(data)
         self._may_ask()
         schema = self._registry.schema(number)
@@ -322,15 +336,17 @@ class Codec:
         return reader
 
     def _may_ask(self) -> None:
-        """Check that the registry may be asked now; one in memory answers at once."""
+        """Check that the registry may be asked now: not within `promptly`, unless it is
+        in memory.
+        """
         asked = _PROMPT.get()
         if asked is not None and self._registry is not IN_MEMORY:
             asked.whether = True
             raise RegistryNeededError(f"{self.name}: the schema registry must be asked")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments that recreate the codec; on Spark's workers it asks the
-        same registry.
+        """Return the arguments by which pickle recreates the codec. On Spark's workers
+        it uses the same registry.
         """
         return _codec, self.remade()
 
@@ -346,10 +362,11 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SchemaSerde(Serde[T]):
-    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys
-    in the URL of a query.
+    """A serde whose schema is in a schema registry.
 
-    `of_class`: what two versions are compared by, if the schema is that of a class.
+    `from_json`: reads a value from JSON, for keys in the URL of a query. `of_class`:
+    the description by which two versions of a program are compared, if the schema was
+    made from a class.
     """
 
     codec: Codec
@@ -357,10 +374,10 @@ class SchemaSerde(Serde[T]):
     of_class: dict[str, Any] | None = field(default=None, compare=False)
 
     def read_json(self, data: bytes) -> T:
-        """Return the value that JSON stands for.
+        """Return the value that a JSON text stands for.
 
         Raises:
-            SerdeError: it stands for none.
+            SerdeError: the text stands for no value of the schema.
         """
         try:
             value: T = self.from_json(data)
@@ -372,7 +389,9 @@ class SchemaSerde(Serde[T]):
 
     @property
     def described(self) -> dict[str, Any]:
-        """The schema by which two versions of a program are compared."""
+        """The description of the schema by which two versions of a program are
+        compared.
+        """
         return self.of_class or of_registry(
             self.name,
             self.codec.name,
@@ -380,7 +399,7 @@ class SchemaSerde(Serde[T]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments that recreate the serde."""
+        """Return the arguments by which pickle recreates the serde."""
         return _serde, self.codec.remade()
 
 

@@ -1,13 +1,14 @@
-"""`Serde`: a name, and the functions by which values become bytes and come back.
-`serdes` has those built in.
+"""Defines `Serde`: a name, and the functions that convert values to bytes and back. The
+built-in serdes are in `serdes`.
 
-Encoders of JSON write NaN and infinities as `null`, and any value into a field of a
-class. Rows of stores are read back (`read_back`), because one that cannot be read stops
-each later start. Records of topics are read back where they contain `null`
-(`check_nulls`): the rest costs a search.
+JSON encoders write NaN and infinities as `null`, and any value into a field of a class.
+So some values are decoded again after they were written. For rows of stores, this is
+always done (`read_back`), because an unreadable row stops every later start. For
+records of topics, it is done if they contain `null` (`check_nulls`); for the others it
+costs only the search.
 
-Turned down: reading back each record of a topic, which costs as much as reading it
-again. One that cannot be read is a failure that a handler decides about.
+Turned down: reading back each record of a topic, which costs as much as reading it. A
+record that cannot be read is a failure that a handler decides about.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from coopstreams.topology.errors import SerdeError
 T = TypeVar("T")
 
 SHOWN_BYTES = 60
-"""How many bytes, or characters of a value's text, an error message shows."""
+"""The number of bytes, or characters of a value's text, that an error message shows."""
 MOST_SAID = 400
-"""How many characters of a decoder's error an error message has."""
+"""The number of characters of a decoder's error that an error message shows."""
 _NULL = re.compile("Expected `(.+)`, got `null`")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Serde(Generic[T]):
-    """How values of one type become bytes and come back. `Serde("csv", encode, decode)`
-    makes your own.
+    """The functions that convert values of one type to bytes and back. `Serde("csv",
+    encode, decode)` makes your own.
 
     Shape: `encode` and `decode` are the bare functions, for loops that handle errors
     themselves; they may raise anything. `serialize` and `deserialize` raise only
-    `SerdeError`. None of the four is ever given None. Two serdes are equal if their
+    `SerdeError`. None is never passed to any of the four. Two serdes are equal if their
     names and functions are equal; between equal serdes, bytes pass through without
     being deserialised.
     """
@@ -47,25 +48,25 @@ class Serde(Generic[T]):
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
     parts: tuple[Serde[Any], ...] = field(default=(), kw_only=True)
-    """The serdes that it contains: that of the key in a windowed key, of the rows in a
-    list.
+    """The serdes that this serde contains, such as the key's serde in that of windowed
+    keys.
     """
     check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
-    """Raises a `SerdeError` if `encode` writes other bytes for a key than those read
-    from a topic: stores and partitioners compare bytes, so it would be another key.
-    None: no check is needed.
+    """Raises a `SerdeError` for a key read from a topic whose bytes differ from those
+    that `encode` writes for it. Stores and partitioners compare bytes, so it would be
+    another key. None: no check is needed.
     """
     check_new_key: Callable[[bytes], None] | None = field(default=None, kw_only=True)
-    """Raises a ValueError for the bytes that `encode` has written for a key, if it
-    writes other bytes for an equal one. None: no check is needed.
+    """Raises a ValueError for bytes that `encode` wrote for a key if it would write
+    other bytes for an equal key. None: no check is needed.
     """
     read_back: bool = field(default=False, kw_only=True)
-    """Whether `encode` may write what `decode` does not read. Stores then decode each
-    row before it is committed.
+    """Whether `encode` may write bytes that `decode` cannot read. If so, stores decode
+    each row before it is committed.
     """
     around: Callable[[Serde[Any]], Serde[T]] | None = field(default=None, kw_only=True)
-    """Returns the same serde of windowed keys around another one for the key; None: it
-    is of no windowed keys.
+    """Returns the same serde of windowed keys for another serde of the key inside.
+    None: this serde is not one of windowed keys.
     """
 
     def serialize(self, value: T) -> bytes:
@@ -73,7 +74,7 @@ class Serde(Generic[T]):
 
         Raises:
             SerdeError: the serde cannot write the value. Convert the value, or name
-            another serde where it is written.
+                another serde where it is written.
         """
         try:
             data = self.encode(value)
@@ -88,8 +89,8 @@ class Serde(Generic[T]):
         return data
 
     def for_keys(self) -> Serde[T]:
-        """Return the serde by which keys are made: it does not write what
-        `check_new_key` refuses.
+        """Return the serde for keys that a program makes: its `encode` runs
+        `check_new_key` on the bytes it wrote.
         """
         encode = self.encode
         check = self.check_new_key
@@ -107,8 +108,8 @@ class Serde(Generic[T]):
         """Return the value that the bytes stand for.
 
         Raises:
-            SerdeError: the serde cannot read the bytes; the message shows the first of
-            them.
+            SerdeError: the serde cannot read the bytes. The message shows the first
+                bytes.
         """
         try:
             return self.decode(data)
@@ -137,7 +138,9 @@ def unreadable(
     data: bytes,
     error: Exception,
 ) -> Exception:
-    """Return the `SerdeError` that shows the bytes, instead of the decoder's own error."""
+    """Return a `SerdeError` that shows the bytes, in place of the decoder's own
+    error.
+    """
     try:
         serde.deserialize(data)
     except SerdeError as better:
@@ -151,7 +154,7 @@ def unwritable(
     error: Exception,
     topic: str | None,
 ) -> Exception:
-    """Return the `SerdeError` that shows the value, and names the topic, instead of the
+    """Return a `SerdeError` that shows the value and names the topic, in place of the
     encoder's own error.
     """
     try:
@@ -164,8 +167,8 @@ def unwritable(
 
 
 def reason(error: Exception) -> str:
-    """Return the text of an error of `encode` or `decode`; if JSON does not fit a
-    class, also the likely cure.
+    """Return the text of an error of `encode` or `decode`, with the likely cure if JSON
+    does not fit a class.
     """
     text = shortened(str(error.__cause__ or error) or type(error).__name__)
     if "missing required field" in text:
@@ -176,8 +179,8 @@ def reason(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text with its beginning and its end. Validators say the whole value, and
-    then what is wrong with it.
+    """Return a text of at most about 400 characters: a long text keeps its beginning
+    and its end. Validators print the whole value first, and the fault after it.
     """
     if len(text) <= MOST_SAID:
         return text
@@ -186,9 +189,7 @@ def shortened(text: str) -> str:
 
 
 def undefined(what: str, error: NameError) -> SerdeError:
-    """Return the error of a class with an annotation that cannot be evaluated: Python
-    reports it late, or never.
-    """
+    """Return the error for a class with an annotation that Python cannot evaluate."""
     return SerdeError(
         f"{what}: an annotation in it cannot be read, {error}. Import it outside of `if TYPE_CHECKING:`; a class that "
         "others refer to is defined at the top of a module, before the serde is made."
@@ -200,10 +201,11 @@ def check_nulls(
     data: bytes,
     decode: Callable[[bytes], Any],
 ) -> None:
-    """Check JSON that contains `null`, which was written for a value.
+    """Check the JSON `data`, which contains `null` and was written for `value`.
 
     Raises:
-        ValueError: a `null` is a NaN or an infinity, or the type does not allow it.
+        ValueError: a `null` stands for a NaN or an infinity, or the type does not allow
+            it.
     """
     unread: Exception | None = None
     try:
@@ -222,8 +224,8 @@ def check_nulls(
 
 
 def varint(number: int) -> bytes:
-    """Return the bytes of a number from 0 on: seven bits a byte, the lowest first; the
-    eighth says that more follow.
+    """Return a non-negative number as a varint: seven bits a byte, the lowest first.
+    The eighth bit says that more bytes follow.
     """
     out = bytearray()
     while number > 0x7F:
@@ -234,11 +236,11 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, and the place behind it.
+    """Return the varint at offset `at`, and the offset of the next byte.
 
     Raises:
-        IndexError: the bytes end within it.
-        ValueError: it has more than 64 bits.
+        IndexError: the bytes end within the number.
+        ValueError: the number has more than 64 bits.
     """
     number = shift = 0
     while True:
@@ -253,8 +255,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def wrong_length(length: int, left: int) -> ValueError:
-    """Return the error of bytes that say how long a part of them is, and are not that
-    long.
+    """Return the error for a length in bytes from outside that exceeds the bytes that
+    are left.
     """
     return ValueError(f"a part of {length} bytes, where {left} are left")
 
@@ -265,7 +267,7 @@ def _shown(value: object) -> str:
 
 
 def _no_numbers(value: Any, place: str) -> Iterator[str]:
-    """Yield places and values of NaN and infinities."""
+    """Yield the path and value of each NaN and infinity in a value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{place} is {value}"
     elif isinstance(value, dict):

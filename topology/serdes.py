@@ -1,8 +1,8 @@
-"""Serdes: how values become bytes and come back.
+"""The built-in serdes, which convert values to bytes and back.
 
 A `Serde` is a name and two functions. Keys are hashed, routed and stored as bytes, so a
 serde must always write the same bytes for the same key. Null is not a value: the caller
-passes null through, and neither function is ever given None.
+passes null through, and None is never passed to either function.
 
 Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit
 raise `SerdeError`; they never become other bytes. Turned down: choosing a serde by the
@@ -80,8 +80,8 @@ class Windowed(Generic[K]):
     ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that names our attributes, for the names of Kafka
-            Streams' `Windowed`.
+            """Raise an AttributeError that names our attributes if the name is one of
+            Kafka Streams' `Windowed`.
             """
             hint = (
                 ": a window is key, start_ms and end_ms, without a window() in between"
@@ -97,13 +97,13 @@ class Windowed(Generic[K]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Json(Serde[Any]):
-    """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed
-    ones.
+    """The serde of plain JSON values (dict, list, str, int, float, bool). Called with a
+    type, `json(Type)`, it returns the serde of typed values.
 
     The JSON text `null` reads as None, and None is written as a null value: in a table,
-    as a tombstone. NaN and infinities are refused: JSON has no such numbers. Without a
-    type, an integer of more than 64 bits reads as the nearest float; `json(int)` and
-    other types keep it.
+    as a tombstone. NaN and infinities are refused, because JSON has no such numbers.
+    Without a type, an integer of more than 64 bits reads as the nearest float;
+    `json(int)` and other types keep it.
     """
 
     @overload
@@ -115,12 +115,13 @@ class Json(Serde[Any]):
         NamedTuple, list[...], a union.
 
         Equal types give equal serdes. A value is checked against the whole type when it
-        is read, and when a store writes it. In a topic it is checked against its outer
-        class, and for a None where the type has none.
+        is read, and when a store writes it. When a topic's record is written, only the
+        outer class is checked, and that each None is allowed by the type.
 
         Raises:
-            SerdeError: msgspec does not know the type, or a type within it. Use one it
-                knows, or write a `Serde`. Or a name in an annotation is not defined.
+            SerdeError: msgspec does not know the type, or a type within it, or a name
+                in an annotation is not defined. Use a type that msgspec knows, or write
+                a `Serde`.
         """
         try:
             return _typed_json(type_)
@@ -171,8 +172,7 @@ def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
 
 
 def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
-    """Return the serde of a table's update: the pair (new, old), one of which may be
-    None.
+    """Return the serde of a table's update: the pair (new, old), where one may be None.
 
     Shape: new + 01, old + 00, or length of new (zigzag varint) + new + old + 02.
     Source: Kafka Streams `ChangedSerializer` (KIP-904).
@@ -181,9 +181,11 @@ def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
 
 
 def schemas_of(serde: Serde[Any]) -> list[Any]:
-    """Return the schemas that two versions of a program can be compared by, in the
-    order of the serdes within: those of the types that a serde reads from JSON, as
-    `compared`, and those of a registry. A type with a hook has none.
+    """Return the schemas within a serde, by which two versions of a program are
+    compared, in the order of the serdes within.
+
+    They are the schemas of registries, and those of types read from JSON, in the form
+    of `compared`. A type with a decoding hook has no schema.
     """
     schemas = []
     for part in within(serde):
@@ -279,7 +281,9 @@ def _typed_json(type_: Any) -> Serde[Any]:
 
 
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
-    """Return the classes that a value of the type may have, None if they are unknown."""
+    """Return the classes that a value of the type may have, or None if they are
+    unknown.
+    """
     origin = get_origin(type_)
     arguments = get_args(type_)
     if origin is Annotated:
@@ -377,8 +381,8 @@ def _in_front(
     behind: int,
     around: Callable[[Serde[Any]], Serde[Any]],
 ) -> Serde[Windowed[Any]]:
-    """Return the serde of keys with a window in so many bytes behind the key, which the
-    key's own checks do not see.
+    """Return the serde of windowed keys: the key's bytes, followed by `behind` bytes of
+    window. The key's own checks get the bytes without the window.
     """
 
     def checked(check: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
@@ -452,25 +456,27 @@ def _type_name(type_: Any) -> str:
 
 
 raw: Serde[bytes] = Serde("raw", _same_bytes, _same_bytes)
-"""Bytes, unchanged."""
+"""The serde of bytes, unchanged."""
 
 text: Serde[str] = Serde("text", str.encode, _text)
-"""UTF-8."""
+"""The serde of str in UTF-8."""
 
 int64: Serde[int] = Serde("int64", _INT64.pack, _int64)
-"""8 bytes big-endian, signed: Java's LongSerializer."""
+"""The serde of int in 8 bytes big-endian, signed: Java's LongSerializer."""
 
 float64: Serde[float] = Serde("float64", _FLOAT64.pack, _float64)
-"""8 bytes big-endian IEEE 754: Java's DoubleSerializer."""
+"""The serde of float in 8 bytes big-endian IEEE 754: Java's DoubleSerializer."""
 
 json: Json = Json("json", _json, read_json)
-"""JSON: `serdes.json` for plain values, `serdes.json(Type)` for typed ones."""
+"""The serde of JSON: `serdes.json` for plain values, `serdes.json(Type)` for typed
+values.
+"""
 
 
 if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Raise an AttributeError that says what to write, for the names of Kafka's
-        `Serdes` and of Python's types.
+        """Raise an AttributeError that says what to write instead, if the name is one
+        of Kafka's `Serdes` or a Python type.
         """
         raise missing(sys.modules[__name__], f"module {__name__!r}", name, SERDES)

@@ -1,20 +1,20 @@
-"""External sinks, to which the records of a stream are applied, each exactly once: the
-contract of `to_sink`.
+"""Defines the interface of external sinks (`to_sink`), to which each record of a stream
+is applied exactly once.
 
 The records come from a repartition topic, which the application writes under its own
 guarantee. So every applied record is in the log, with its offset, and does not change:
-each session of a partition continues where the one before it ended. The sink keeps that
-position, in the same transaction as the changes by the records.
+each session of a partition continues where the previous session ended. The sink stores
+that position, in the same transaction as the changes by the records.
 
     open    takes over a partition: the term goes up, and no earlier session can apply anything any more
     apply   records and position together, or nothing
 
 Invariant: the position of a partition is at or above the offset that the group has
-committed: the sink first, then the group. Records in between are applied, and left out
-when they are read again. Turned down: applying the outputs of a task directly. After a
-crash they are made again, perhaps differently (a clock, a random number, a record cache
-that is flushed at another moment), so a position in them would mean nothing; and new
-key ranges would need a position for each hash.
+committed, because the sink commits first. Records between the two offsets are applied
+already, and skipped when they are read again. Turned down: applying the outputs of a
+task directly. After a crash they are made again, perhaps differently (a clock, a random
+number, a record cache that is flushed at another moment), so a position in them would
+mean nothing; and new key ranges would need a position for each hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """A record to be applied. `offset`: its own, in the topic that the sink reads."""
+    """A record to apply to a sink. `offset`: its offset in the topic that the sink
+    reads.
+    """
 
     offset: int
     key: Any
@@ -43,8 +45,8 @@ class SinkRecord:
 
 
 class Applied(NamedTuple):
-    """A record for the sink: its partition, its batch, its index in the batch, its key
-    and value.
+    """A record for the sink, with its place in the batch that was read. `hand`: its
+    partition, its batch, its index in the batch.
     """
 
     hand: tuple[TopicPartition, Columns, int]
@@ -54,8 +56,8 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkPartition:
-    """A partition of the topic that a sink reads. `topic_id` differs after the topic
-    was recreated.
+    """A partition of the topic that a sink reads. `topic_id`: Kafka's id of the topic,
+    which changes if the topic is recreated.
     """
 
     application: str
@@ -68,28 +70,28 @@ class SinkPartition:
 
 
 OnRefused: TypeAlias = Callable[[SinkRecord, Exception], None]
-"""Called with a record that cannot be applied. If it returns, the record is left out;
-if it raises, nothing counts.
+"""The function that is called with each record that cannot be applied. If it returns,
+the record is skipped. If it raises, nothing of the call counts.
 """
 
 
 class SinkSession(Protocol):
-    """One owner's time with a partition. One thread at a time.
+    """One owner's time with a partition of the sink. Use it on one thread at a time.
 
     Raises (all methods):
         SinkUnavailableError: the sink is unavailable, and the outcome of the last call
-        unknown.
-        FencedError: a later session has the partition.
+            is unknown.
+        FencedError: a later session has taken over the partition.
     """
 
     @property
     def position(self) -> int:
-        """The offset below which everything is applied, or was refused."""
+        """The offset below which every record is applied or was refused."""
         ...
 
     @property
     def refused(self) -> frozenset[int]:
-        """The offsets of records that were refused and not yet forgotten."""
+        """The offsets of refused records that no `apply` has settled yet."""
         ...
 
     def apply(
@@ -99,30 +101,33 @@ class SinkSession(Protocol):
         on_refused: OnRefused,
         settled: int,
     ) -> None:
-        """Make the changes by these records, and the position behind them, durable
+        """Make the changes by these records, and the position after them, durable
         together.
 
-        Records that the sink refuses for their content go to `on_refused` before
-        anything is durable; their offsets are kept in `refused`, together with the
-        position, until an `apply` whose `settled` lies above them.
+        Records that the sink refuses for their content are passed to `on_refused`
+        before anything is durable. Their offsets are stored in `refused`, together with
+        the position. `settled`: stored refused offsets below it are deleted.
         """
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release all resources. Idempotent."""
 
 
 class ExternalSink(Protocol):
-    """An external sink. It can be pickled; its sessions hold the connections."""
+    """The definition of an external sink. It can be pickled; its sessions hold the
+    connections.
+    """
 
     def open(self, partition: SinkPartition, begin: int | None) -> SinkSession:
-        """Take over a partition, after all earlier sessions of it.
+        """Take over a partition and return its session. All earlier sessions of the
+        partition end.
 
-        `begin`: the position of a partition that is new to the sink; None: it must know
-        it.
+        `begin`: the position of a partition that is new to the sink. None: the sink
+        must already know the partition.
 
         Raises:
             SinkUnavailableError: the sink is unavailable.
-            ConfigError: it cannot take the records, or does not know the partition, or
-            knows it from another topic.
+            ConfigError: the sink cannot take the records, does not know the partition,
+                or knows it from another topic.
         """
         ...

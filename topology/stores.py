@@ -1,8 +1,8 @@
-"""The stores as operators see them, and the specification from which the runtime makes
-them.
+"""Defines the interface of stores for operators, and the specification from which the
+runtime makes a store.
 
 Operators work on live objects in a write buffer; a commit serialises them. Store keys
-are serialised already: they are the key bytes that Kafka carried, so the key hash of a
+are already serialised: they are the key bytes that Kafka carried, so the key hash of a
 store entry is the key hash of its record.
 
 Invariant: the next commit writes every dirty entry to store and changelog, or none.
@@ -30,15 +30,15 @@ StoreKind = Literal[
 ROCKS_DB = "rocksDB"
 IN_MEMORY = "in_memory"
 END_BYTES = 8
-"""The length of the end at the end of a version's key."""
+"""The number of bytes of the end time at the end of an ended version's store key."""
 SUBSCRIBER_BYTES = 8
-"""The length of the hash at the end of a subscriber key."""
+"""The number of bytes of the hash at the end of a subscriber key."""
 _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """What the runtime needs to know to make a store.
+    """The specification of a store, from which the runtime makes it.
 
     Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window"
     store they are `window_key(...)`, in a "session" store `session_key(...)`; in a
@@ -50,7 +50,7 @@ class StoreSpec:
     passed its start (sessions: its end). `window_ms` is the window size, None if
     windows differ in size. With `step_ms`, windows start at its multiples, the newest
     one `lag_ms` before the newest record, so the visible windows follow stream time.
-    With None, they follow the windows that were put.
+    Without `step_ms`, they follow the windows that were put.
     """
 
     name: str
@@ -64,31 +64,36 @@ class StoreSpec:
     step_ms: int | None = None
     lag_ms: int = 0
     history_ms: int | None = None
-    """For a versioned table: how far back it keeps versions. Values are lists of
-    versions, see `versions`.
+    """For a versioned table: how far back it keeps versions. Its values are lists of
+    versions, see `row_versions`.
     """
     logged: bool = True
     """Whether the store has a changelog topic of its own, `<application
     id>-<name>-changelog`.
     """
     cached: bool = True
-    """Whether the record cache, if it is on, holds back the updates of its table."""
+    """Whether the record cache, if it is on, holds back the updates of the store's
+    table.
+    """
     store_type: str | None = None
-    """The engine: `rocksDB`, `in_memory`, or `package.module:Class`. None: the setting
-    `default.dsl.store`.
+    """The engine: `rocksDB`, `in_memory`, or `package.module:Class`. None means the
+    setting `default.dsl.store`.
     """
     source: str | None = None
-    """The source topic that serves as its changelog, None if it has its own. The store
-    then holds what its task has read of that topic. See `optimization`.
+    """The source topic that serves as the store's changelog, or None if the store has
+    its own changelog. With a source topic, the store holds the records that its task
+    has read from it. See `optimization`.
     """
     ttl_ms: int | None = None
     """How long after its timestamp a row of a "key_value" store expires, in stream
-    time; None: never.
+    time. None: rows never expire.
     """
 
     @property
     def past(self) -> StoreSpec | None:
-        """The store of the versions before the latest. None: no versions are kept."""
+        """The specification of the store of ended row versions, or None if no versions
+        are kept.
+        """
         if self.history_ms is None:
             return None
         return StoreSpec(
@@ -103,10 +108,10 @@ class StoreSpec:
 
 
 def store_type_of(value: object) -> str:
-    """Return the value if it is a store type.
+    """Return the value, checked to be a store type.
 
     Raises:
-        ValueError: it is not; the message lists the store types.
+        ValueError: it is not a store type. The message lists the store types.
     """
     if not isinstance(value, str) or (
         value not in (ROCKS_DB, IN_MEMORY) and not _OF_YOUR_OWN.fullmatch(value)
@@ -137,11 +142,11 @@ class Entry:
     """One row of a store as a live object; the operator that owns it mutates the value
     in place.
 
-    Shape: `value` None: there is no such key. `stored` is the serialised value as of
-    the last commit (None: absent); with the record cache on it is also the value that
-    was forwarded last. `dirty`: changed since the last commit.
-    `headers`: with the record cache on, those of the record that changed the row last,
-    until the row is forwarded.
+    Shape: `value` None means that the row does not exist. `stored` is the serialised
+    value at the last commit (None: absent); with the record cache on, it is also the
+    value that was forwarded last. `dirty`: changed since the last commit.
+    `headers`: with the record cache on, the headers of the record that changed the row
+    last, until the row is forwarded.
     """
 
     __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
@@ -160,8 +165,8 @@ class Entry:
 
 
 def as_written(row: Entry) -> bytes | None:
-    """Return the bytes that the store has of a row; None: it has changed since the last
-    commit, or is absent.
+    """Return the serialised bytes of a row in the store, or None if the row has changed
+    since the last commit or does not exist.
     """
     return None if row.dirty else row.stored
 
@@ -170,18 +175,18 @@ class TableStore(Protocol):
     """The timestamped store of one task, behind its write buffer. Window stores use
     `window_key` bytes as keys.
 
-    The hot path: `entry = entries.get(key) or load(key)`; change `entry.value` and
-    `entry.timestamp`; `if not entry.dirty: touch(key, entry)`.
+    Operators follow this pattern: `entry = entries.get(key) or load(key)`; change
+    `entry.value` and `entry.timestamp`; `if not entry.dirty: touch(key, entry)`.
     """
 
     spec: StoreSpec
     siblings: dict[str, Any]
-    """Named state shared by the operators of all tasks over the database. Hold the
-    `guard`: their threads differ.
+    """Named objects that operators of all tasks of the database share. Hold the
+    `guard`, because the tasks may run on different threads.
     """
     guard: AbstractContextManager[Any]
     entries: dict[bytes, Entry]
-    """The write buffer: entries that were loaded or changed lately. A missing key may
+    """The write buffer: entries that were recently loaded or changed. A missing key may
     still be in the database: `load` it. The dict is never replaced, because compiled
     code holds its `get`.
     """
@@ -190,13 +195,13 @@ class TableStore(Protocol):
         """Return the entry of a key from the buffer or the database, and keep it in
         `entries`.
 
-        The entry has the value None if there is no such key.
+        The entry has the value None if the row does not exist.
         """
         ...
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry of `entries` as changed since the last commit, once, before or
-        after its first change.
+        """Mark an entry of `entries` as changed since the last commit. Call it once,
+        before or after the first change.
         """
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
@@ -210,38 +215,40 @@ class TableStore(Protocol):
         start: bytes | None,
         end: bytes | None,
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, the buffer's
-        over the database's.
+        """Yield the live entries with start <= key < end in key order. Entries of the
+        buffer replace those of the database.
         """
         ...
 
     def advance(self, stream_time: int) -> None:
-        """Raise the stream time: windows older than the retention become invisible; the
-        next commit drops them.
+        """Raise the stream time. Windows older than the retention become invisible, and
+        the next commit deletes them.
         """
 
 
 class ExpiringTableStore(TableStore, Protocol):
-    """A key-value store with a time to live (`ttl_ms`). After each change of a row,
-    call `note`.
+    """A key-value store with a time to live (`ttl_ms`). Call `note` after each change
+    of a row.
     """
 
     due_ms: int
-    """The stream time from which `expired` may have something to do."""
+    """The stream time from which `expired` may find rows to delete."""
 
     def note(self, key: bytes, entry: Entry) -> None:
-        """Note the timestamp of a row that was changed."""
+        """Note the timestamp of a row that was changed, so that the row expires in
+        time.
+        """
 
     def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
-        """Delete the rows that have expired; return their keys, values, and when they
-        expired, the earliest first.
+        """Delete the rows that have expired. Return their keys, values and times of
+        expiry, the earliest first.
         """
         ...
 
 
 class WindowTableStore(TableStore, Protocol):
-    """A window store that finds the windows of a key by time. Change it only with
-    `put`.
+    """A window store that finds the windows of a key by time. Change it with `put`
+    only.
     """
 
     def put(
@@ -250,7 +257,7 @@ class WindowTableStore(TableStore, Protocol):
         value: Any,
         timestamp: int,
     ) -> None:
-        """Set the value of a window key; None deletes it."""
+        """Set the value of a window key. None deletes it."""
 
     def fetch(
         self,
@@ -258,26 +265,28 @@ class WindowTableStore(TableStore, Protocol):
         first: int,
         last: int,
     ) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, in the order
-        of their starts.
+        """Return the windows of a plain key with first <= start <= last, ordered by
+        start.
         """
         ...
 
     @property
     def observed(self) -> int:
-        """The stream time by which windows expire, raised by `advance`; -1 before its
-        first call.
+        """The stream time by which windows expire, as raised by `advance`; -1 before
+        its first call.
         """
         ...
 
 
 class VersionTableStore(TableStore, Protocol):
-    """A store of the versions of rows that have ended, by their ends. Change it only
-    with `put` and `forget`.
+    """A store of ended row versions, ordered by their ends. Change it with `put` and
+    `forget` only.
     """
 
     old_ms: int
-    """What ends at this time or before is old. The operator raises it."""
+    """The time of expiry: versions that ended at this time or before are expired. The
+    operator raises it.
+    """
 
     def put(
         self,
@@ -285,23 +294,26 @@ class VersionTableStore(TableStore, Protocol):
         value: Any,
         timestamp: int,
     ) -> None:
-        """Set the value of a version's key; None deletes it."""
+        """Set the value of a version's key. None deletes it."""
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key with this end or a later one, None if
-        there is none.
+        """Return the first row of a plain key whose version ended at `time` or later,
+        or None.
         """
         ...
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that are old, unless repeated
-        records may ask for them.
+        """Delete the committed rows of a plain key that were already expired at the
+        last commit.
+
+        Records since the last commit may be repeated after a crash and still read the
+        others.
         """
 
 
 class SessionTableStore(TableStore, Protocol):
-    """A session store that finds the sessions of a key by time. Change it only with
-    `put`.
+    """A session store that finds the sessions of a key by time. Change it with `put`
+    only.
     """
 
     def put(
@@ -310,7 +322,7 @@ class SessionTableStore(TableStore, Protocol):
         value: Any,
         timestamp: int,
     ) -> None:
-        """Set the value of a session key; None deletes it."""
+        """Set the value of a session key. None deletes it."""
 
     def sessions(
         self,
@@ -325,7 +337,8 @@ class SessionTableStore(TableStore, Protocol):
 
 
 def check_range(first: bytes | None, last: bytes | None, *asked: object) -> None:
-    """Check that the bounds of a range stand in the order of the serialised keys.
+    """Check that the first bound of a range is not above the last, in the order of the
+    serialised keys.
 
     `asked`: both bounds as the caller has given them, for the message.
 
@@ -373,7 +386,7 @@ def session_key(
 
 
 def subscriber_key(key: bytes, subscriber: bytes) -> bytes:
-    """Return the store key of a subscriber's row.
+    """Return the store key under which a foreign-key join keeps a subscriber's row.
 
     Shape: the serialised key, then 8 bytes of the subscriber's hash. Subscribers whose
     hashes are equal share the row.

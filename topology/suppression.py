@@ -1,4 +1,4 @@
-"""Options of `suppress`, which decide when it emits a table's updates:
+"""Defines the options of `suppress`, which decide when it emits a table's updates:
 `until_window_closes()`, or `until_time_limit(timedelta(minutes=5))`.
 
 Source: Kafka Streams `Suppressed` (KIP-328).
@@ -21,7 +21,8 @@ WhenFull = Literal["emit_early", "shut_down"]
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
-    """How long `KTable.suppress` holds updates. Made by the functions below.
+    """The options of `KTable.suppress`: how long it holds updates, and how many. Made
+    by the functions below.
 
     Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes` limit
     the updates that each task holds; None: no limit.
@@ -38,10 +39,11 @@ def until_window_closes(
     max_records: int | None = None,
     max_bytes: int | None = None,
 ) -> Suppressed:
-    """Forward each window once, when it is closed: end + grace <= stream time.
+    """Return the option to forward each window once, when it is closed: end + grace <=
+    stream time.
 
     For windowed tables. Deletions are not forwarded. `max_records` and `max_bytes` (of
-    keys and values) limit the updates that each task holds; above them the application
+    keys and values) limit the updates that each task holds. Above them the application
     stops.
     """
     return _suppressed(None, max_records, max_bytes, "shut_down", "until_window_closes")
@@ -54,11 +56,11 @@ def until_time_limit(
     max_bytes: int | None = None,
     when_full: WhenFull = "emit_early",
 ) -> Suppressed:
-    """Forward the latest update of a row when `limit` has passed, in stream time, since
-    the first one that was held.
+    """Return the option to forward the latest update of a row when `limit` has passed,
+    in stream time, since the row's first held update.
 
     `max_records` and `max_bytes` (of keys and values) limit the updates that each task
-    holds; above them the earliest are forwarded at once (`emit_early`), or the
+    holds. Above them the earliest updates are forwarded at once (`emit_early`), or the
     application stops (`shut_down`).
     """
     return _suppressed(
@@ -90,11 +92,11 @@ def _suppressed(
 
 
 class SuppressedUpdate(NamedTuple):
-    """An update in the buffer of a suppression.
+    """An update that `suppress` holds in its buffer.
 
-    Shape: `place` is the time that orders the buffer; `before` is the value that was
-    forwarded last for the row, None if there was none or if no operator below needs old
-    values.
+    Shape: `place` is the time by which the buffer is ordered. `before` is the value
+    that was forwarded last for the row; None if no value was forwarded, or if no
+    operator below needs old values.
     """
 
     place: int
@@ -107,4 +109,4 @@ class SuppressedUpdate(NamedTuple):
 _decode = msgspec.msgpack.Decoder(SuppressedUpdate).decode
 
 held: Serde[SuppressedUpdate] = Serde("held", msgspec.msgpack.Encoder().encode, _decode)
-"""MessagePack."""
+"""The serde of held updates: MessagePack."""

@@ -1,4 +1,4 @@
-"""The name of a shared task: sub-topology, partition, key range."""
+"""Defines the name of a shared task: sub-topology, partition, key range."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskId:
-    """A shared task. Siblings differ in the key range only. Printed `0_3[0..127]`."""
+    """The name of a shared task. Siblings differ in the key range only. Printed
+    `0_3[0..127]`.
+    """
 
     subtopology: int
-    """The number of the sub-topology; in a group of consumers, of a topic
-    (`group_assignment.topic_number`).
+    """The number of the sub-topology. In a group of cooperative consumers, the number
+    of a topic (`group_assignment.topic_number`).
     """
     partition: int
     key_range: KeyRange
@@ -22,8 +24,8 @@ class TaskId:
         return f"{self.subtopology}_{self.partition}[{self.key_range}]"
 
     def conflicts(self, other: TaskId) -> bool:
-        """Whether both own a common hash of the same partition and sub-topology, so
-        that they must not run together.
+        """Return whether both tasks have a hash of the same partition and sub-topology
+        in common, so that they must not run together.
         """
         return (
             self.subtopology == other.subtopology

@@ -1,14 +1,14 @@
-"""Windows: which windows hold a timestamp, and when a window is closed.
+"""Defines windows: which windows hold a timestamp, and when a window is closed.
 
 A `Windows` maps a timestamp to window starts, and a start to its end; operators and
-stores identify windows by these numbers alone. Where `SlidingWindows` and
-`SessionWindows` begin depends on the records of a key, so these classes have only the
-lengths, and the operators find the windows.
+stores identify windows by these numbers alone. The starts of `SlidingWindows` and
+`SessionWindows` depend on the records of a key. So these classes have only the lengths,
+and the operators find the windows.
 
 Invariant: every timestamp >= 0 lies in at least one window of a `TimeWindows`. Turned
-down: a default grace of 24 hours, as Kafka Streams' deprecated `TimeWindows.of` has it:
+down: a default grace of 24 hours, as in Kafka Streams' deprecated `TimeWindows.of`:
 results that wait a day surprise more than late records that are dropped. Without
-`grace=` there is none, as in Kafka Streams' `ofSizeWithNoGrace`.
+`grace=`, the grace is 0, as in Kafka Streams' `ofSizeWithNoGrace`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ FOREVER_MS = (1 << 63) - 1
 
 
 class Windows:
-    """The base class of windows. For your own, such as days of a time zone, override
-    `starts` and `end`.
+    """The base class of windows. For your own windows, such as days of a time zone,
+    override `starts` and `end`.
 
     Shape: `[start, end)`. `size_ms` is the length of the longest window; `grace_ms` is
     how long after its end, in stream time, a window takes late records. Objects are
     constants of the program; use one object, or objects that are equal, for the same
-    windows. Of a dataclass, two versions of the program are compared by all fields.
+    windows. If the class is a dataclass, two versions of the program are compared by
+    all its fields.
     """
 
     __slots__ = ()
@@ -51,12 +52,12 @@ class Windows:
         raise NotImplementedError
 
     def end(self, start_ms: int) -> int:
-        """Return the end of the window that starts at `start_ms`; the end is exclusive."""
+        """Return the end of the window that starts at `start_ms`, exclusive."""
         raise NotImplementedError
 
     def is_closed(self, start_ms: int, stream_time: int) -> bool:
-        """Whether the window is closed and takes no more records: end + grace <= stream
-        time.
+        """Return whether the window is closed and takes no more records: end + grace <=
+        stream time.
         """
         return self.end(start_ms) + self.grace_ms <= stream_time
 
@@ -106,7 +107,9 @@ class TimeWindows(Windows):
 
     @property
     def tumbles(self) -> bool:
-        """Whether the windows are tumbling: each timestamp lies in one window."""
+        """Whether the windows are tumbling, so that each timestamp lies in exactly one
+        window.
+        """
         return self.advance_ms == self.size_ms
 
     def starts(self, timestamp: int) -> Sequence[int]:
@@ -119,7 +122,7 @@ class TimeWindows(Windows):
         return range(first, timestamp + 1, self.advance_ms)
 
     def end(self, start_ms: int) -> int:
-        """Return the end of the window that starts at `start_ms`; the end is exclusive."""
+        """Return the end of the window that starts at `start_ms`, exclusive."""
         return start_ms + self.size_ms
 
 
@@ -142,26 +145,28 @@ class UnlimitedWindows(Windows):
 
     @property
     def size_ms(self) -> int:  # type: ignore[override]
-        """The largest timestamp: the window never ends."""
+        """The largest timestamp, because the window never ends."""
         return FOREVER_MS
 
     @property
     def grace_ms(self) -> int:  # type: ignore[override]
-        """0: no record is late."""
+        """Always 0, because no record is late."""
         return 0
 
     def starts(self, timestamp: int) -> Sequence[int]:
-        """Return the start of the window if it holds the timestamp, else nothing."""
+        """Return the start of the window if the window holds the timestamp, else an
+        empty sequence.
+        """
         return (self.start_ms,) if timestamp >= self.start_ms else ()
 
     def end(self, start_ms: int) -> int:  # noqa: ARG002 the end is the same for any start
-        """Return the largest timestamp: the window never ends."""
+        """Return the largest timestamp, because the window never ends."""
         return FOREVER_MS
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
-    """A window for each set of records of a key that lie at most `difference` apart:
+    """The windows of each key over records that are at most `difference` apart:
     `SlidingWindows(minutes=5)`.
 
     Shape: both ends of a window are inclusive.
@@ -186,13 +191,13 @@ class SlidingWindows:
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SlidingWindows: grace"))
 
     def end(self, start_ms: int) -> int:
-        """Return the end of the window that starts at `start_ms`; the end is inclusive."""
+        """Return the end of the window that starts at `start_ms`, inclusive."""
         return start_ms + self.difference_ms
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
-    """A session for each run of records of a key without a pause longer than `gap`:
+    """The sessions of each key: runs of records without a pause longer than `gap`:
     `SessionWindows(minutes=30)`.
 
     Shape: both ends of a session are inclusive.

@@ -1,10 +1,11 @@
-"""Aggregations of streams, with or without windows, and of tables.
+"""Generates the code of aggregations: of streams, with or without windows, and of
+tables.
 
 The row of a key, or of a key and a window, is an `Entry` of the store's write buffer,
-changed in place and marked dirty once. Tumbling and hopping windows are generated code;
-sliding windows and sessions are in `moving_windows`.
+changed in place and marked dirty once. The code of tumbling and hopping windows is
+generated; sliding windows and sessions are in `moving_windows`.
 
-Invariant: what is forwarded is what the store holds: (key bytes, new value or None,
+Invariant: the forwarded update is the row in the store: (key bytes, new value or None,
 timestamp of the row).
 Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`,
 `KTableAggregate`, `KTableReduce`, `KTableRepartitionMap`.
@@ -41,7 +42,7 @@ from coopstreams.topology.windows import (
 )
 
 _START_BYTES = Struct(">q").pack
-"""Returns the last 8 bytes of a `window_key`: the window start."""
+"""A function that returns a window start as the last 8 bytes of a `window_key`."""
 
 
 def aggregate(
@@ -49,7 +50,9 @@ def aggregate(
     node: Aggregate,
     record: RecordVariables,
 ) -> None:
-    """Generate a count, a reduce or an aggregate of a stream, with or without windows."""
+    """Generate the code of a count, a reduce or an aggregate of a stream, with or
+    without windows.
+    """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if aggregate_reads(node).value:
@@ -80,7 +83,7 @@ def _add_by_time(
     record: RecordVariables,
     key_bytes: str,
 ) -> None:
-    """Generate code: a record is added to its windows."""
+    """Generate the code that adds a record to its windows."""
     moves = isinstance(windows, SlidingWindows | SessionWindows)
     operator_time = function.operator_time(node)
     expire = function.compiler.expire(operator_time, node.store)
@@ -104,8 +107,8 @@ def _add_by_time(
 
 
 def _observed(function: Body, node: Aggregate) -> str:
-    """Generate the latest stream time of all streams that are cogrouped with a node's;
-    return its variable.
+    """Generate the latest stream time of all streams that are cogrouped with the node's
+    stream; return its variable.
     """
     observed = function.fresh("observed")
     analysis = function.analysis
@@ -126,7 +129,7 @@ def cogroup_merge(
     node: CogroupMerge,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the update of an aggregation is forwarded."""
+    """Generate the code that forwards the update of a cogrouped aggregation."""
     function.forward(node, record)
 
 
@@ -135,8 +138,8 @@ def table_group(
     node: TableGroup,
     record: RecordVariables,
 ) -> None:
-    """Generate code: an update of a row becomes an update of the row of its new key, or
-    of two rows.
+    """Generate the code that turns an update of a row into updates of the rows of its
+    new keys: one row, or two if the key has changed.
     """
     drop_the_past(function, node, record)
     value = function.value(record)
@@ -172,7 +175,8 @@ def regrouped(
     """Return the updates of the rows of new keys: (key, (new value, old value)). Null
     keys and values are left out.
 
-    Equal keys may be two rows, as 1, 1.0 and True are in JSON: then their texts differ.
+    `new`, `old`: the new key and value of the row, now and before the update. Equal
+    keys with different texts are different rows, as 1, 1.0 and True are in JSON.
     """
     if new is not None and (new[0] is None or new[1] is None):
         new = None
@@ -193,8 +197,8 @@ def table_aggregate(
     node: TableAggregate,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the old value is subtracted from the row of a key, and the new one
-    added.
+    """Generate the code that subtracts the old value from the aggregate of a key, and
+    adds the new value.
     """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -236,7 +240,7 @@ def table_aggregate(
 
 
 _Fold: TypeAlias = Callable[[Any, tuple[Any, Any], Any], Any]
-"""`(key, (new, old), aggregate) -> aggregate`."""
+"""A function `(key, (new, old), aggregate) -> aggregate`."""
 
 
 def _folding(node: TableAggregate) -> _Fold:
@@ -300,10 +304,10 @@ def _add_to_row(
     key_bytes: str,
     skip: str | None = None,
 ) -> None:
-    """Generate code: a record is added to a row, and the row forwarded. Write nothing
-    for this record afterwards.
+    """Generate the code that adds a record to a row and forwards the row. Generate
+    nothing for this record afterwards.
 
-    `skip`: the statement behind a failure, if it is not the function's.
+    `skip`: the statement that follows a failure, if it is not the function's own.
     """
     entry = function.entry_of(node.store, key_bytes)
     before = function.fresh("old")
@@ -341,8 +345,8 @@ def _add_to_windows(
     key_bytes: str,
     birth: str,
 ) -> None:
-    """Generate code: a record is added to all windows that hold it and were open at its
-    birth.
+    """Generate the code that adds a record to all windows that hold it and were open at
+    its birth.
     """
     operator_time = function.operator_time(node)
     pack = function.unit.constant("window_start_bytes", _START_BYTES)
@@ -398,8 +402,8 @@ def _add_to_moving_windows(
     key_bytes: str,
     operator_time: str,
 ) -> None:
-    """Generate code: a record is added to sliding windows or sessions, and their
-    updates forwarded.
+    """Generate the code that adds a record to sliding windows or sessions, and forwards
+    their updates.
     """
     unit = function.unit
     windows = node.windows
@@ -448,8 +452,8 @@ def _add_to_moving_windows(
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
-    """Return the function that makes the sliding windows or sessions of a task from its
-    store.
+    """Return the function that makes the sliding windows or sessions of a task, given
+    its store.
     """
     initializer: Any = node.initializer
     aggregator: Any = node.aggregator
@@ -503,8 +507,8 @@ def _forward_without_headers(
     updates: str,
     operator_time: str,
 ) -> None:
-    """Generate code: updates of sessions are forwarded without headers, as in Kafka
-    Streams.
+    """Generate the code that forwards updates of sessions without headers, as Kafka
+    Streams does.
     """
     unit = function.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
@@ -521,8 +525,8 @@ def _closing(
     windows: AnyWindows,
     operator_time: str,
 ) -> str:
-    """Return the variable of the open windows, and write the function that forwards
-    them when they close.
+    """Return the variable of a task's open windows, and generate the function that
+    forwards them when they close.
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
@@ -573,7 +577,7 @@ def _row(
     timestamp: str,
 ) -> RecordVariables:
     """Return the update of a row as a record. If the record's key is the row's key, it
-    is not deserialised again.
+    is not deserialised twice.
     """
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
@@ -600,8 +604,8 @@ def _kept(
     *,
     plain: bool,
 ) -> str:
-    """Generate a copy of the old value, which an aggregator may change in place; return
-    its variable.
+    """Generate a copy of the old value, because an aggregator may change the value in
+    place; return its variable. `plain`: the value cannot be changed in place.
     """
     if plain:
         return before
@@ -620,8 +624,8 @@ def _begun(
     old: str,
     skip: str | None,
 ) -> str:
-    """Generate the old value of a row that begins: the initial one, as in Kafka
-    Streams. A reduce has none.
+    """Generate the old value of a row and return its variable. The old value of a new
+    row is the initial value, as in Kafka Streams. A reduce has no initial value.
     """
     if node.initializer is None and not _is_count(node):
         return old
@@ -647,7 +651,7 @@ def _new_aggregate(
     skip: str | None,
 ) -> str:
     """Generate the new value and timestamp of a row; return the variable of the value.
-    A deleted row begins again.
+    A deleted row starts from the initial value.
     """
     if node.aggregator is None:
         first = "1"
@@ -695,8 +699,8 @@ def _tumbling_key(
     key_bytes: str,
     birth: str,
 ) -> str:
-    """Generate the window of a record, or that the record is late; return the variable
-    of the window's key.
+    """Generate the window of a record, and the drop of a late record; return the
+    variable of the window's key.
     """
     start = function.fresh("start")
     start_bytes = function.fresh("start_bytes")
@@ -741,13 +745,12 @@ def undo_of(
     that undo the change.
 
     A store hands out its rows as live objects, and an aggregator may change them in
-    place before it raises. Where a record that fails may be dropped, so that others go
-    on, the bytes of a value that can change are kept before each call *(about 1 us for
-    a small dict)*. So the row is as it was before the record, as in Kafka Streams,
-    where each call reads the row from its bytes. Where there are no bytes of it, the
-    task ends. Both are empty where each failure ends the task. Turned down: a value
-    read from bytes for each call (twice the cost); copies of flat dicts (the same
-    cost).
+    place before it raises. If a failed record may be dropped while the task goes on,
+    the bytes of a mutable value are kept before each call *(about 1 us for a small
+    dict)*. So the row is as it was before the record, as in Kafka Streams, where each
+    call reads the row from its bytes. If the value cannot be serialised, the task ends.
+    If every failure ends the task, nothing is generated. Turned down: a value read from
+    bytes for each call (twice the cost); copies of flat dicts (the same cost).
     """
     if not function.compiler.may_drop:
         return ()

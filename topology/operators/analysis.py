@@ -1,5 +1,5 @@
-"""Analysis of a sub-topology before code is written: the edges between nodes, and what
-each node reads.
+"""Analyses a sub-topology before its code is generated: the edges between nodes, and
+the parts of records that each node reads.
 
 Invariant: an answer errs only on the safe side. A wrong "reads" costs a
 deserialisation; "does not read" is proven.
@@ -58,8 +58,8 @@ _LOOKS_AT_FRAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A child, and the number of the parent from which the record comes: 0 is the first
-    (the left of a join).
+    """A child node, and the number of the parent from which it gets records: 0 is the
+    first (the left of a join).
     """
 
     child: Node
@@ -67,8 +67,8 @@ class Edge:
 
     @property
     def carries(self) -> bool:
-        """Whether records flow along it. A stream-table join looks up the table, but is
-        not called for its updates.
+        """Whether the parent passes its records to the child. A stream-table join only
+        looks up rows of its table, so the table does not.
         """
         return not (
             isinstance(self.child, StreamTableJoin | ForeignKeyResult)
@@ -110,9 +110,9 @@ _PASSES_KEY = (
     | StreamTableJoin
     | TableTableJoin
 )
-"""Nodes that forward a record with the key that it had."""
+"""Nodes that forward a record with its key unchanged."""
 _PASSES_VALUE = _PASSES_BOTH | SelectKey
-"""Nodes that forward a record with the value that it had."""
+"""Nodes that forward a record with its value unchanged."""
 
 
 def _incoming(node: Node) -> list[Edge]:
@@ -122,12 +122,12 @@ def _incoming(node: Node) -> list[Edge]:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a node is a table without a store, whose rows are computed."""
+    """Return whether a node is a table without a store, whose rows are computed."""
     return isinstance(node, Filter | MapValues) and node.table and node.store is None
 
 
 class Analysis:
-    """A sub-topology, with the questions that the compiler asks about it."""
+    """The answers to the compiler's questions about one sub-topology."""
 
     def __init__(self, subtopology: SubTopology) -> None:
         self.nodes = subtopology.nodes
@@ -153,11 +153,13 @@ class Analysis:
         return self._late[node.name]
 
     def has_one_parent(self, node: Node) -> bool:
-        """Whether records reach the node along one edge only."""
+        """Return whether records reach the node along a single edge."""
         return len(_incoming(node)) == 1
 
     def windows_above(self, node: Node) -> list[Aggregate]:
-        """Return the windowed aggregations of which a table is a view or a join."""
+        """Return the windowed aggregations above a table that is a view or a join of
+        them.
+        """
         above = [self.named(parent) for parent in node.parents]
         return [
             found
@@ -176,11 +178,11 @@ class Analysis:
         return node.sends_old and bool(self.edges(node))
 
     def keeps_time(self, node: Node) -> bool:
-        """Whether every record of the topics upstream reaches a node with its
+        """Return whether every record of the topics upstream reaches a node with its
         timestamp.
 
-        Records that are dropped because they have no key, or fail, are ignored; an
-        update of a table counts as the record that made it.
+        Records that fail, or are dropped because they have no key, are ignored. An
+        update of a table counts as the record that caused it.
         """
         return all(
             self._passes_time(self.named(node.parents[edge.side]))
@@ -223,7 +225,7 @@ class Analysis:
         key: AnySerde,
         value: AnySerde,
     ) -> Reads:
-        """Return whether the child, or anything below it, reads the key or value of the
+        """Return whether the child, or any node below it, reads the key or value of the
         record that it gets.
 
         `key` and `value` are the serdes of the record's bytes: bytes of the same serde
@@ -235,8 +237,8 @@ class Analysis:
         return self._reads[memo]
 
     def join_reads(self, node: StreamTableJoin) -> Reads:
-        """Return the parts of the stream record that a join reads: those of its joiner
-        and of the table's view.
+        """Return the parts of the stream record that a join reads, in its joiner or in
+        the table's view.
         """
         own = (
             reads_pair(node.joiner)
@@ -246,8 +248,8 @@ class Analysis:
         return Reads(own.key or self._view_reads_key(node.parents[1]), own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
-        """Return the filters and mappers between a table and the stores upstream;
-        look-ups apply them to the rows.
+        """Return the filters and mappers between a table and the stores upstream, which
+        look-ups apply to the rows.
         """
         at = self.named(name)
         if getattr(at, "store", None) is not None or not isinstance(
@@ -292,7 +294,9 @@ class Analysis:
         key: AnySerde,
         value: AnySerde,
     ) -> Reads:
-        """Return the parts that a node itself reads."""
+        """Return the parts of a record that a node itself reads, without the nodes
+        below.
+        """
         match node:
             case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
                 return _BOTH
@@ -322,9 +326,7 @@ class Analysis:
         key: AnySerde,
         value: AnySerde,
     ) -> Reads:
-        """Return the parts that the children of a node read of the records that it
-        forwards.
-        """
+        """Return the parts of a node's forwarded records that its children read."""
         result = _NONE
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
@@ -337,8 +339,8 @@ def reads_pair(function: Function) -> Reads:
 
 
 def reads_partitioned(node: Sink | DynamicSink) -> Reads:
-    """Return the parts that a sink's partitioner reads, and the function that names its
-    topic.
+    """Return the parts that a sink reads in its partitioner, and in the function that
+    names its topic.
     """
     if node.partitioner is not None:
         return _BOTH
@@ -346,8 +348,8 @@ def reads_partitioned(node: Sink | DynamicSink) -> Reads:
 
 
 def aggregate_reads(node: Aggregate) -> Reads:
-    """Return the parts that an aggregation's function reads: none in a count, the value
-    in a reduce.
+    """Return the parts that an aggregation's function reads: neither in a count, the
+    value in a reduce.
     """
     if node.aggregator is None:
         return _NONE
@@ -385,12 +387,12 @@ def reads_argument(
     position: int,
     arguments: int = 2,
 ) -> bool:
-    """Return False only if the function, given this many arguments, provably never
-    reads this one.
+    """Return False only if a function provably never reads the argument at `position`
+    of its `arguments`.
 
-    An example is `lambda _, value: value.name`. The caller may then pass None instead
-    of deserialising the argument. Only plain Python functions and conditions on fields
-    can prove it.
+    An example is position 0 of `lambda _, value: value.name`. The caller may then pass
+    None instead of deserialising the argument. Only plain Python functions and
+    conditions on fields can prove it.
     """
     if isinstance(function, Condition):
         return position == arguments - 1

@@ -1,12 +1,12 @@
 """Writes the Python source of a compiled sub-topology: a unit and its functions.
 
-Everything is local to one function over a batch: a record is a few local variables, an
-operator a few lines, a drop is `continue`. While code is written, a `RecordVariables`
-knows which variables hold the key and the value, as bytes and as objects, and writes
-the missing form where it is first needed. So nothing is deserialised that no node
-reads, and nothing is serialised that no node changed.
+All code for a batch is local to one function: a record is a few local variables, an
+operator a few lines, a drop is `continue`. During generation, a `RecordVariables`
+tracks which variables hold the key and the value, as bytes and as objects, and
+generates the missing form where it is first needed. So only parts that a node reads are
+deserialised, and only parts that a node changed are serialised.
 
-Invariant: null never reaches a serde.
+Invariant: null is never passed to a serde.
 Invariant: `try` encloses one call of a user function or serde, never the nodes below:
 an error belongs to one node and one record. Turned down: composed closures (140 ns more
 for three operators: measured), node objects with `forward` (twice the time).
@@ -50,32 +50,37 @@ PARAMETERS = (
     "birth",
     "latest",
 )
-"""The names of a record's parts at the beginning of a function."""
+"""The names of a record's variables at the start of a function that takes one
+record.
+"""
 
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 MOST_LOOPS = 8
-"""The most nested loops in one function: CPython allows 20 nested blocks, some for a
-`try` and a window loop.
+"""The most nested loops in one function. CPython allows 20 nested blocks, and some are
+needed for a `try` and a window loop.
 """
 
 
 @dataclass(slots=True)
 class RecordVariables:
-    """The variables of the record at hand, at one point of the code.
+    """The names of the variables that hold the current record, at one point of the
+    generated code.
 
     Shape: key and value each have at least one form. `key_serde` belongs to
     `key_bytes`, and `value_serde` to `value_bytes`; without bytes it is None. `parts`:
-    variables of parts of the value; `without_parts`: that of the value where its parts
-    are not read. `stream_time` is the source partition's. `dense`: the value is never
-    null.
+    the variables of parts of the value; `without_parts`: the variable of the whole
+    value, for records whose parts are not read. `stream_time` is the source
+    partition's. `dense`: the value is never null.
     `old`: for a table's update, the old value as an object; None if no node needs it.
     `latest`: for a versioned table's update, whether it is the latest of its row; None
-    if all are.
+    if every update is.
     """
 
     source: str
-    """The source node of the bytes, which fails if they cannot be deserialised."""
+    """The source node of the bytes. If they cannot be deserialised, the failure names
+    this node.
+    """
     key_bytes: str | None
     key_serde: Serde[Any] | None
     value: str | None = None
@@ -83,12 +88,14 @@ class RecordVariables:
     stream_time: str = "stream_time"
     _: KW_ONLY
     birth: str = "birth"
-    """Only in a program that follows a clock: see `timed_topics`."""
+    """The variable of the birth; used only in a program that follows a clock: see
+    `timed_topics`.
+    """
     key: str | None = None
     value_bytes: str | None = None
     value_serde: Serde[Any] | None = None
     has_key: bool = False
-    """The key is known not to be null."""
+    """Whether the key is known not to be null."""
     dense: bool = False
     old: str | None = None
     latest: str | None = None
@@ -98,11 +105,11 @@ class RecordVariables:
     without_parts: str | None = None
 
     def with_key(self, key: str) -> RecordVariables:
-        """Return the record with a new key."""
+        """Return the variables of the same record with another key."""
         return replace(self, key_bytes=None, key=key, key_serde=None, has_key=False)
 
     def with_value(self, value: str, old: str | None = None) -> RecordVariables:
-        """Return the record with a new value."""
+        """Return the variables of the same record with another value."""
         return replace(
             self,
             value_bytes=None,
@@ -115,7 +122,9 @@ class RecordVariables:
         )
 
     def form(self) -> tuple[object, ...]:
-        """Return a form that two records share exactly if one function can take both."""
+        """Return a value that is equal for two records exactly if one generated
+        function can take both.
+        """
         missing = tuple(getattr(self, part) is None for part in PARAMETERS)
         return (
             *missing,
@@ -127,31 +136,35 @@ class RecordVariables:
         )
 
     def as_parameters(self) -> RecordVariables:
-        """Return the same record inside a function that is given its parts."""
+        """Return the variables of the same record inside a function that takes it as
+        parameters.
+        """
         named = {part: part for part in PARAMETERS if getattr(self, part) is not None}
         return replace(self, **named, parts={}, without_parts=None)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
 class OperatorTime:
-    """The stream time of the node with this number.
+    """The stream time of one node in the generated code.
 
-    `topics`: those whose records reach the node. `due`: functions called when records
-    of other tasks advance it.
+    `number`: the number of the node. `topics`: the topics whose records reach the node.
+    `due`: the names of functions that are called when records of other tasks advance
+    the time.
     """
 
     number: int
     topics: tuple[str, ...]
     due: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    """Functions called with the time at which a task resumes."""
+    """The names of functions that are called with the time at which a task resumes."""
     stores: list[str] = field(default_factory=list)
-    """Functions called with the time after each batch, so that stores expire windows.
+    """The names of functions that are called with the time after each batch, so that
+    stores expire windows.
     """
 
 
 class Unit:
-    """The source of one compiled sub-topology while it is written.
+    """The source code of one sub-topology during generation.
 
     Shape: `constants` are the values that the code refers to and all tasks share;
     `binding` are the lines that fetch the objects of one task.
@@ -164,11 +177,13 @@ class Unit:
         wrapper: ProcessorWrapper | None = None,
     ) -> None:
         self.by_key = by_key
-        """Records come in the order of their keys only: an operator time is the current
-        record's, and may go back.
+        """Whether only the records of each key come in order. Then an operator time is
+        the current record's, and may go back.
         """
         self.wrapper = wrapper
-        """Wraps the function of each node; None: nodes are inlined where possible."""
+        """The wrapper of each node's function. None: there is no wrapper, and nodes are
+        inlined where possible.
+        """
         self.constants: dict[str, object] = {}
         self.binding: list[str] = []
         self.functions: list[Function] = []
@@ -176,15 +191,18 @@ class Unit:
         self.drops: list[tuple[str, str]] = []
         self.operator_times: dict[str, OperatorTime] = {}
         self.expiring: dict[str, tuple[str, ...]] = {}
-        """The stores whose rows expire, with the topics whose stream time they follow.
+        """The stores whose rows expire, with the topics whose stream time decides
+        it.
         """
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._wrapped: list[str] = []
-        """The lines that wrap the functions of nodes, once for each task."""
+        """The lines that wrap the functions of nodes. They run once for each task."""
 
     def constant(self, label: str, value: object) -> str:
-        """Return the name under which the code finds a value: the label, made unique."""
+        """Return the name by which the code refers to a value: the label, made
+        unique.
+        """
         name = label
         n = 1
         while name in self.constants and self.constants[name] is not value:
@@ -194,7 +212,9 @@ class Unit:
         return name
 
     def identifier(self, prefix: str, name: str) -> str:
-        """Return a unique Python name for a user's name, always the same one."""
+        """Return a unique Python name for a user's name; the same arguments give the
+        same name.
+        """
         if (prefix, name) not in self._identifiers:
             wanted = f"{prefix}_{re.sub(r'[^0-9a-zA-Z]', '_', name)}"
             unique = wanted
@@ -206,7 +226,7 @@ class Unit:
         return self._identifiers[prefix, name]
 
     def bind(self, name: str, *lines: str) -> str:
-        """Return the name after making sure that these lines run once for each task."""
+        """Return the name, and have these lines run once for each task."""
         if name not in self._bound:
             self._bound.add(name)
             self.binding += lines
@@ -219,28 +239,32 @@ class Unit:
         make: Callable[..., object],
         given: str,
     ) -> str:
-        """Return the variable of an object of a node, which each task makes by `make`,
-        given these arguments.
+        """Return the variable of a node's object. Each task makes it by a call of
+        `make`.
+
+        `given`: the code of the call's arguments.
         """
         name = self.identifier(prefix, node)
         self.constants.setdefault(f"make_{name}", make)
         return self.bind(name, f"{name} = make_{name}({given})")
 
     def site(self, phase: Phase, node: str) -> int:
-        """Return the number of a place where a record can fail."""
+        """Return the number of a phase and node in which a record can fail."""
         if (phase, node) not in self.sites:
             self.sites.append((phase, node))
         return self.sites.index((phase, node))
 
     def drop(self, node: str, reason: str) -> int:
-        """Return the number of a counter of dropped records."""
+        """Return the number of the counter of records that a node drops for a
+        reason.
+        """
         if (node, reason) not in self.drops:
             self.drops.append((node, reason))
         return self.drops.index((node, reason))
 
     def store(self, spec: StoreSpec) -> str:
-        """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in
-        front, a method of it.
+        """Return the variable of a store. With the prefix `get_`, `load_`, `touch_` or
+        `dirty_`, it is the variable of a method.
         """
         name = self.identifier("store", spec.name)
         functions = {
@@ -258,8 +282,8 @@ class Unit:
         )
 
     def output(self, topic: str) -> str:
-        """Return the variable of an output; with `key_`, `value_`, `timestamp_` in
-        front it appends to a column.
+        """Return the variable of a topic's output. With the prefix `key_`, `value_` or
+        `timestamp_`, it is the function that appends to a column.
         """
         name = self.identifier("out", topic)
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
@@ -273,13 +297,15 @@ class Unit:
         )
 
     def births(self, topic: str) -> str:
-        """Return the name that appends to the births of a timed topic's output."""
+        """Return the variable of the function that appends to the births of a timed
+        topic's output.
+        """
         name = f"birth_{self.output(topic)}"
         return self.bind(name, f"{name} = outputs[{topic!r}].births.append")
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
         """Return the variable of a node's stream time: the largest timestamp that it
-        has received from these topics.
+        has received from `topics`.
         """
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
@@ -292,7 +318,7 @@ class Unit:
         )
 
     def wrap(self, node: str, function: str) -> None:
-        """Let the wrapper, if there is one, wrap the function of a node."""
+        """Have the wrapper, if there is one, wrap the function of a node."""
         if self.wrapper is not None:
             wrapper = self.constant("wrapper", self.wrapper)
             self._wrapped.append(f"{function} = {wrapper}({node!r}, {function})")
@@ -300,6 +326,9 @@ class Unit:
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
         """Return the whole source: a function that binds the generated functions to the
         objects of one task.
+
+        `sources`: the function of each topic. `flushes`: the functions that flush the
+        record cache.
         """
         lines = ["def make(process, stores, outputs):"]
         lines += [
@@ -338,7 +367,7 @@ class Unit:
         return "\n".join(lines)
 
     def operator_times_of(self, topic: str) -> list[str]:
-        """Return the operator times of the nodes that records of a topic reach, parents
+        """Return the operator times of the nodes that a topic's records reach, parents
         first.
         """
         return [
@@ -351,14 +380,14 @@ class Unit:
         ]
 
     def _reached_by_all(self, operator_time: str) -> str:
-        """Return the variable of the operator time up to which every record was
-        processed.
+        """Return the variable of the time up to which a node has processed every
+        record.
         """
         return f"all_{operator_time}" if self.by_key else operator_time
 
     def _moves(self) -> Iterator[str]:
-        """Yield, for each operator time, the function that advances it by other tasks'
-        records.
+        """Yield the lines of the functions that advance each operator time when other
+        tasks' records do.
         """
         for name, operator_time in self.operator_times.items():
             moved = self._reached_by_all(name)
@@ -374,8 +403,8 @@ class Unit:
             )
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that advances its operator times to given
-        values.
+        """Yield the lines of a function for each topic that advances the topic's
+        operator times to given values.
         """
         for number, topic in enumerate(topics):
             names = self.operator_times_of(topic)
@@ -389,14 +418,18 @@ class Unit:
                 yield f"    if to_{name} > {self._reached_by_all(name)}: move_{name}(to_{name}, due)"
 
     def _times(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that returns its operator times."""
+        """Yield the lines of a function for each topic that returns the topic's
+        operator times.
+        """
         for number, topic in enumerate(topics):
             if names := self.operator_times_of(topic):
                 reached = ", ".join(map(self._reached_by_all, names))
                 yield from ["", f"def times_{number}():", f"    return [{reached}]"]
 
     def _observed(self) -> Iterator[str]:
-        """Yield the function that advances the window stores to the operator times."""
+        """Yield the lines of the function that advances the window stores to the
+        operator times.
+        """
         calls = [
             f"    {store}({self._reached_by_all(name)})"
             for name, operator_time in self.operator_times.items()
@@ -405,8 +438,8 @@ class Unit:
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _expired(self) -> Iterator[str]:
-        """Yield the function that deletes the rows that have expired by the stream
-        times of their topics.
+        """Yield the lines of the function that deletes the rows that have expired by
+        the stream times of their topics.
         """
         yield from ["", "def expired():"]
         for name, topics in self.expiring.items():
@@ -416,8 +449,8 @@ class Unit:
             yield "    pass"
 
     def _headed(self) -> Iterator[str]:
-        """Yield the function `headers_come`: from its first call on the code keeps
-        headers.
+        """Yield the lines of the function `headers_come`. After its first call, the
+        code keeps headers.
         """
         yield from [
             "",
@@ -429,12 +462,12 @@ class Unit:
 
 
 class Function:
-    """A generated function while it is written.
+    """One Python function during generation.
 
-    Shape: `skip` is the statement that ends the work on the record at hand: `return`,
+    Shape: `skip` is the statement that ends the work on the current record: `return`,
     or `continue` in a loop.
-    `over_batch`: the function is given many records and loops over them; `prologue` and
-    `epilogue` are its lines before and behind the loop. `parts`: the variables of parts
+    `over_batch`: the function takes many records and loops over them; `prologue` and
+    `epilogue` are its lines before and after the loop. `parts`: the variables of parts
     of the values, whose columns are read before the loop.
     """
 
@@ -449,7 +482,9 @@ class Function:
         self.lines: list[str] = []
         self.parts: dict[str, str] = {}
         self.assigned: set[str] = set()
-        """Variables of the task, not of the call, that the function changes."""
+        """The variables of the task, rather than of the call, that the function
+        changes.
+        """
         self.loops = 0
         self._indent = 1
         self._variables = 0
@@ -473,19 +508,19 @@ class Function:
         ]
 
     def mentions(self, variable: str) -> bool:
-        """Whether the lines written so far use a variable. Texts do not count: topics
-        and nodes may have its name.
+        """Return whether the lines written so far use a variable. String literals do
+        not count, because topics and nodes may have its name.
         """
         code = "\n".join(_TEXT.sub("", line).split("#")[0] for line in self.lines)
         return re.search(rf"(?<![.\w]){variable}\b", code) is not None
 
     def line(self, text: str) -> None:
-        """Generate a line."""
+        """Append a line at the current indentation."""
         self.lines.append("    " * self._indent + text)
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Generate a header and its indented block."""
+        """Append a header; lines in the `with` block are its indented block."""
         self.line(header)
         begin = len(self.lines)
         self._indent += 1
@@ -496,7 +531,9 @@ class Function:
 
     @contextmanager
     def loop(self, header: str) -> Iterator[None]:
-        """Generate a loop; in its body, `skip` continues with the next iteration."""
+        """Append a loop; lines in the `with` block are its body, where `skip` continues
+        with the next iteration.
+        """
         skip = self.skip
         self.skip = "continue"
         self.loops += 1
@@ -514,8 +551,11 @@ class Function:
         skip: str | None = None,
         undo: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Generate calls of user functions or serdes. An error runs the lines `undo`,
-        fails the record, runs `skip`.
+        """Enclose the lines of the `with` block, which call user functions or serdes,
+        in a `try`.
+
+        If they raise, the generated code runs the lines `undo`, fails the record at
+        `node`, and runs the statement `skip`. `error`: the code of the error to report.
         """
         with self.block("try:"):
             yield
@@ -533,8 +573,10 @@ class Function:
         skip: str | None = None,
         undo: Sequence[str] = (),
     ) -> str:
-        """Generate code: a new variable gets the result of calls of user functions,
-        guarded; return the variable.
+        """Generate a new variable for the result of calls of user functions, guarded;
+        return the variable.
+
+        `code`: the expression of the calls. `skip`, `undo`: as in `guard`.
         """
         name = self.fresh(part)
         with self.guard("processing", node.name, skip=skip, undo=undo):
@@ -547,25 +589,25 @@ class Function:
         node: Node,
         reason: str,
     ) -> None:
-        """Generate code: a record is dropped and counted under a condition."""
+        """Generate the code that drops and counts a record under a condition."""
         with self.block(f"if {condition}:"):
             self.drop(node, reason)
 
     def drop(self, node: Node, reason: str) -> None:
-        """Generate code: the record is dropped and counted."""
+        """Generate the code that drops and counts the record."""
         self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
         self.line(self.skip)
 
     def skip_if(self, condition: str) -> None:
-        """Generate code: under a condition, the record ends here; it is not counted as
-        dropped.
+        """Generate the code that ends the work on a record under a condition, without
+        counting it as dropped.
         """
         with self.block(f"if {condition}:"):
             self.line(self.skip)
 
     def key(self, record: RecordVariables) -> str:
-        """Return the variable of the key as an object; write its deserialisation if
-        needed.
+        """Return the variable of the key as an object, and generate its deserialisation
+        if needed.
         """
         if record.key is None:
             assert record.key_bytes is not None
@@ -580,8 +622,8 @@ class Function:
         return record.key
 
     def value(self, record: RecordVariables) -> str:
-        """Return the variable of the value as an object; write its deserialisation if
-        needed.
+        """Return the variable of the value as an object, and generate its
+        deserialisation if needed.
         """
         if record.value is None:
             assert record.value_bytes is not None
@@ -596,10 +638,10 @@ class Function:
         return record.value
 
     def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
-        """Return the variable of the value of a record whose parts were not read, and
-        the test whether they were.
+        """Return the variable of the whole value, set for records whose parts were not
+        read, and the test that the parts were read.
 
-        Write its deserialisation if needed.
+        The deserialisation is generated if needed.
         """
         part = next(iter(record.parts.values()))
         if record.without_parts is None:
@@ -624,7 +666,7 @@ class Function:
         serde: Serde[Any],
         node: Node,
     ) -> str:
-        """Return the variable of the key as bytes of this serde; write its
+        """Return the variable of the key as bytes of this serde, and generate its
         serialisation if needed.
         """
         if record.key_bytes is not None and record.key_serde == serde:
@@ -643,7 +685,7 @@ class Function:
         serde: Serde[Any],
         node: Node,
     ) -> str:
-        """Return the variable of the value as bytes of this serde; write its
+        """Return the variable of the value as bytes of this serde, and generate its
         serialisation if needed.
         """
         if record.value_bytes is not None and record.value_serde == serde:
@@ -703,11 +745,13 @@ class Function:
         return name
 
     def fresh(self, part: str) -> str:
-        """Return the name of a new variable of this function."""
+        """Return the name of a new variable of this function, which begins with
+        `part`.
+        """
         self._variables += 1
         return f"{part}_{self._variables}"
 
 
 def _does_something(lines: Sequence[str]) -> bool:
-    """Whether there are lines other than comments."""
+    """Return whether any line is not a comment."""
     return any(not line.lstrip().startswith("#") for line in lines)

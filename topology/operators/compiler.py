@@ -1,14 +1,15 @@
-"""Generates the code of a record's path through the nodes: some are inlined, others are
+"""Generates the code of a record's path through the nodes, some inlined and some
 called.
 
-A linear run of nodes becomes one function. If a node has several children, each but the
-last becomes a function of its own, called in order, so that a record passes depth first
-through one child before the next; the last is inlined. What several children read is
-deserialised before the calls. With a wrapper every node is a function, and the wrapper
-returns what is called in its place; without one there is no trace of it in the code.
+A linear run of nodes becomes one function. If a node has several children, each except
+the last becomes a function of its own; the last is inlined. The functions are called in
+order, so a record passes depth first through one child before the next. Parts that
+several children read are deserialised before the calls. With a wrapper
+(`ProcessorWrapper`), every node is a function, and the function that the wrapper
+returns is called in its place. Without a wrapper, the code has no trace of it.
 
-Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is
-inlined.
+Invariant: a record reaches the nodes in the order of Kafka Streams, whether they are
+inlined or called.
 """
 
 from __future__ import annotations
@@ -36,29 +37,33 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 Operator: TypeAlias = Callable[["Body", Any, RecordVariables], None]
-"""`(function, node, record)`: writes the code of a node for a record from its
-parent number `record.side`.
+"""A function `(function, node, record)` that generates the code of a node, for a record
+from its parent number `record.side`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a task runs a program: each way has code of its own."""
+    """The conditions under which tasks run a program. Each combination has code of its
+    own.
+    """
 
     caching: bool
     """Whether the record cache is on."""
     shared: bool = False
-    """Whether other tasks have other keys of the partition: their records advance
-    stream time here, too.
+    """Whether other tasks have other keys of the partition. Their records advance the
+    stream time of this task.
     """
     by_key: bool = False
-    """Whether records come in the order of their keys only."""
+    """Whether only the records of each key come in order."""
     native: frozenset[str] = frozenset()
-    """The stores whose rows are numbers in native memory: see `known_folds`."""
+    """The names of stores whose rows are numbers in native memory: see
+    `known_folds`.
+    """
 
 
 class Compiler:
-    """Writes the unit of one sub-topology."""
+    """The generator of one sub-topology's unit."""
 
     def __init__(
         self,
@@ -76,17 +81,19 @@ class Compiler:
         self.shared = variant.shared
         self.native = variant.native
         self.timed = timed
-        """The topics with births and time marks: see `timed_topics`."""
+        """The topics whose records have births and time marks: see `timed_topics`."""
         self.clocked = any(
             isinstance(node, Source) and not timed.isdisjoint(node.topics)
             for node in analysis.nodes
         )
         """Whether all times are the clock of the one topic that the nodes read."""
         self.parts = parts
-        """Reads parts of JSON values; None: values become dicts."""
+        """Makes the reader of parts of JSON values. None: values are deserialised to
+        dicts.
+        """
         self.may_drop = may_drop
-        """Whether a record at which a function raises may be dropped, so that others go
-        on.
+        """Whether a record may be dropped, while the task goes on, if a user function
+        raises.
         """
         self.unit = Unit(by_key=variant.by_key, wrapper=wrapper)
         self.self_joins = self_joins(
@@ -97,11 +104,13 @@ class Compiler:
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
 
     def caches(self, node: Node) -> bool:
-        """Whether the record cache holds back the updates of a table until the flush."""
+        """Return whether the record cache holds back the updates of a table until the
+        flush.
+        """
         return self.caching and node.name not in self.analysis.uncached
 
     def function(self, name: str) -> Body:
-        """Begin a function."""
+        """Return a new, empty function of the unit."""
         function = Body(self, name)
         self.unit.functions.append(function)
         return function
@@ -113,11 +122,11 @@ class Compiler:
         write: Callable[[Body], None],
         node: str | None = None,
     ) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function for `what` and one record. The
-        first call writes it.
+        """Return name and parameters of the function that is registered under `what`.
+        The first call generates it by `write`.
 
-        `node`: the node that the record enters by the function; None: several, or a
-        part of one.
+        `node`: the node whose code the function begins with, for the wrapper. None: the
+        function begins with several nodes, or with a part of a node.
         """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.unit.functions)}")
@@ -136,8 +145,10 @@ class Compiler:
         store: StoreSpec,
         key: Serde[Any],
     ) -> str:
-        """Generate the function that forwards the updates that a record cache holds
+        """Generate the function that forwards the updates that the record cache holds
         back; return its name.
+
+        `store`, `key`: the store of the table, and the serde of its keys.
         """
         function = self.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
@@ -162,14 +173,14 @@ class Compiler:
 
     @property
     def before(self) -> str:
-        """The variable of the values that rows had before the record, by the names of
-        their stores: see `self_joins`.
+        """The variable of a dict with the values that rows had before the current
+        record, by the names of their stores: see `self_joins`.
         """
         return self.unit.made("before", "rows", dict, "")
 
     def expire(self, operator_time: str, store: StoreSpec) -> str:
-        """Let an operator time expire a store's windows after each batch; return the
-        function that expires them now.
+        """Have a store's windows expire by an operator time after each batch. Return
+        the function that expires them at once.
         """
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
@@ -179,9 +190,7 @@ class Compiler:
 
 
 class Body(Function):
-    """A generated function while it is written, with the way of records from node to
-    node.
-    """
+    """A generated function that can pass records from node to node."""
 
     def __init__(self, compiler: Compiler, name: str) -> None:
         super().__init__(compiler.unit, name)
@@ -189,8 +198,8 @@ class Body(Function):
         self.analysis = compiler.analysis
 
     def forward(self, node: Node, record: RecordVariables) -> None:
-        """Generate code: a record goes to the children of a node. Nothing may be
-        written for this record afterwards.
+        """Generate the code that passes a record to the children of a node. Generate
+        nothing for this record afterwards.
         """
         edges = self.analysis.edges(node)
         if len(edges) > 1:
@@ -206,10 +215,11 @@ class Body(Function):
         record: RecordVariables,
         to: str | None = None,
     ) -> None:
-        """Generate code: a record goes to the children of a node, or to the one named
-        `to`, by calls, not inlined.
+        """Generate calls that pass a record to the children of a node, or only to the
+        child named `to`.
 
-        For a node that forwards in several places.
+        For a node that forwards in several places, so that its children are not
+        inlined.
         """
         for edge in self.analysis.edges(node):
             if to in (None, edge.child.name):
@@ -221,23 +231,23 @@ class Body(Function):
         record: RecordVariables,
         condition: str,
     ) -> None:
-        """Generate code: under this condition the record is late: drop it, count it,
-        pass it to `Late` children.
+        """Generate the code that drops and counts a record as late under a condition,
+        and passes it to the node's `Late` children.
         """
         with self.block(f"if {condition}:"):
             self.call_late(node, record)
             self.drop(node, "late")
 
     def call_late(self, node: Node, record: RecordVariables) -> None:
-        """Generate code: a late record goes to the node's `Late` children, by calls:
-        late records are rare.
+        """Generate calls that pass a late record to the node's `Late` children. They
+        are not inlined because late records are rare.
         """
         for edge in self.analysis.late_edges(node):
             self._call(edge, record)
 
     def enter(self, edge: Edge, record: RecordVariables) -> None:
-        """Generate code: a record goes to one child, inlined if possible. Write nothing
-        for this record afterwards.
+        """Generate the code that passes a record to one child, inlined if possible.
+        Generate nothing for this record afterwards.
         """
         inline = (
             self.analysis.has_one_parent(edge.child)
@@ -247,8 +257,8 @@ class Body(Function):
         (self._write if inline else self._call)(edge, replace(record))
 
     def read_stream_time(self, node: Node) -> None:
-        """Generate code: a flush begins with the stream time of its node, if a node
-        below asks for it.
+        """Generate the line that sets the stream time at the start of a flush, if a
+        node below reads it.
         """
         if self.mentions("stream_time"):
             topics = self.unit.constant("topics", self.analysis.topics(node))
@@ -261,11 +271,12 @@ class Body(Function):
         record: RecordVariables,
         parts: tuple[str, ...],
     ) -> str:
-        """Return the call of a user function with these parts of a record, None for
-        those it provably never reads.
+        """Return the call of a user function with these parts of a record. Arguments
+        that the function provably never reads are None.
 
-        A field or a condition is no call where its value is a dict, or its parts are
-        columns.
+        `label`: the prefix of the function's name in the code. Instead of a call, a
+        field or a condition becomes an expression if its value is a dict or its parts
+        are columns.
         """
         if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
             code = expression(self.unit, called, record.parts.__getitem__)
@@ -289,11 +300,11 @@ class Body(Function):
         )
 
     def stream_time(self, node: Node, record: RecordVariables) -> str:
-        """Generate code: a node has received a record; return the variable of its
-        stream time, the largest timestamp.
+        """Generate the update of a node's stream time by a record; return the variable
+        of the stream time.
 
-        The records that other tasks have of the partition count, too: the output of a
-        node must not depend on how the partition is cut.
+        Records that other tasks have of the partition count as well: the output of a
+        node must not depend on the number of tasks of a partition.
         """
         operator_time = self.operator_time(node)
         if not self.compiler.clocked:
@@ -302,11 +313,12 @@ class Body(Function):
         return operator_time
 
     def birth(self, node: Node, record: RecordVariables) -> str:
-        """Generate code: a node has received a record; return the variable of the time
-        by which it is late.
+        """Generate the update of a node's stream time by a record; return the variable
+        of the time that decides whether the record is late.
 
-        On a clock that is its birth. (Under at-least-once a record may come again, and
-        the clock be further than its birth.) Else it is the stream time of the node.
+        Behind a timed topic that is the record's birth. Under at-least-once a record
+        may be repeated after the clock has passed its birth, so the later of the two is
+        used. Otherwise it is the stream time of the node.
         """
         time = self.stream_time(node, record)
         if not self.compiler.clocked:
@@ -316,8 +328,8 @@ class Body(Function):
         return born
 
     def keep_headers(self, node: Node, entry: str) -> None:
-        """Generate code: the record's headers are kept with the row that it changed, if
-        the row's update is held back.
+        """Generate the code that keeps the record's headers with the row that it
+        changed, if the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """
@@ -326,7 +338,9 @@ class Body(Function):
                 self.line(f"{entry}.headers = process.headers")
 
     def entry_of(self, store: StoreSpec, key_bytes: str) -> str:
-        """Generate the look-up of a row of a store; return the variable of its entry."""
+        """Generate the look-up of a row of a store; return the variable of its
+        entry.
+        """
         entry = self.fresh("entry")
         name = self.unit.store(store)
         self.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
@@ -334,8 +348,8 @@ class Body(Function):
         return entry
 
     def remember(self, store: StoreSpec, value: str) -> None:
-        """Generate code: the value of a row is remembered before a record changes it,
-        if a self-join looks it up.
+        """Generate the code that remembers the value of a row before a record changes
+        it, if a self-join looks it up.
         """
         if store.name in self.compiler.self_joins.first:
             self.line(f"{self.compiler.before}.clear()")
@@ -349,8 +363,8 @@ class Body(Function):
         key_bytes: str,
         entry: str,
     ) -> None:
-        """Generate code: an entry, whose value and timestamp are set, is marked as
-        changed.
+        """Generate the code that marks an entry as changed, after its value and
+        timestamp are set.
         """
         name = self.unit.store(store)
         with self.block(f"if not {entry}.dirty:"):
@@ -359,8 +373,8 @@ class Body(Function):
             self.line(f"note_{name}({key_bytes}, {entry})")
 
     def operator_time(self, node: Node) -> str:
-        """Return the variable of a node's stream time, for a function that may change
-        it.
+        """Return the variable of a node's stream time, and declare that this function
+        may change it.
         """
         operator_time = self.unit.operator_time(
             self.analysis.numbers[node.name],
@@ -370,16 +384,16 @@ class Body(Function):
         return operator_time
 
     def expire_view(self, node: Node, store: StoreSpec) -> None:
-        """Let the windows in the store of a view, or of a join of tables, expire with
-        those of the tables above.
+        """Have the windows in the store of a view, or of a join of tables, expire with
+        the windows of the tables above.
         """
         if store.kind != "key_value":
             for windows in self.analysis.windows_above(node):
                 self.compiler.expire(self.operator_time(windows), store)
 
     def _read_once(self, edges: list[Edge], record: RecordVariables) -> None:
-        """Deserialise parts here that several children read. A part that one child
-        reads is deserialised there.
+        """Generate the deserialisation of the parts that several children read. A part
+        that only one child reads is deserialised there.
         """
         reads = [
             self.analysis.reads(edge, record.key_serde, record.value_serde)

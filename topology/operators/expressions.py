@@ -1,9 +1,9 @@
-"""Writes fields and conditions as Python expressions, so that a loop over records does
-not call them.
+"""Generates Python expressions for fields and conditions, so that a loop over records
+does not call them.
 
-A value of JSON is a dict, and then the part is an item of it: two instructions in place
-of two calls *(measured: 28 ns and 209 ns)*. Where parts of the values are columns, it
-is a variable. For any other value, the field or the condition is called, as any user
+If a JSON value is a dict, a part is an item of it: two instructions in place of two
+calls *(measured: 28 ns and 209 ns)*. If parts of the values are columns, a part is a
+variable. For any other value, the field or the condition is called, as any user
 function.
 
 Invariant: an expression has the value of the call, and raises what the call would
@@ -26,11 +26,12 @@ from coopstreams.topology.fields import (
 from coopstreams.topology.operators.codegen import Unit
 
 _MOST_LEVELS = 20
-"""How deep conditions are nested at most: CPython's parser has a limit for parentheses.
+"""The deepest nesting of a condition that is translated: CPython's parser limits
+parentheses.
 """
 
 Part = Callable[[str], str]
-"""The code of a part, by its name."""
+"""A function that returns the code of a part, given the part's name."""
 
 
 def expression(
@@ -38,8 +39,8 @@ def expression(
     condition: Condition,
     part: Part,
 ) -> str | None:
-    """Return the code of a field or a condition; None: it is nested too deeply, or of
-    an unknown class.
+    """Return the code of a field or a condition, or None if it is nested too deeply or
+    of an unknown class.
     """
     return (
         part(condition.name)
@@ -54,8 +55,8 @@ def of_value(
     value: str,
     call: str,
 ) -> str:
-    """Return the expression of a field or a condition for the value in a variable;
-    `call`: the code that calls it.
+    """Return the code of a field or a condition for the value in the variable `value`.
+    `call`: the code that calls the field or condition, for values that are not dicts.
     """
 
     def part(name: str) -> str:  # the repr of a StrEnum is not code
@@ -73,8 +74,8 @@ def _truth(
     part: Part,
     levels: int,
 ) -> str | None:
-    """Return code that is True or False. CPython compiles `not not` to nothing where it
-    is a test.
+    """Return code whose result is True or False. CPython removes the `not not` where
+    the code is a test.
     """
     if not levels:
         return None
@@ -97,7 +98,7 @@ def _truth(
 
 
 def _chain(condition: Condition, of: type[Both | Either]) -> list[Condition]:
-    """Return the conditions of `a & b & c`, which is `(a & b) & c`."""
+    """Return the conditions of `a & b & c`, which Python nests as `(a & b) & c`."""
     found: list[Condition] = []
     while type(condition) is of:
         found.append(condition.other)

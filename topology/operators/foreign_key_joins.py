@@ -1,5 +1,5 @@
-"""The operators of a foreign-key join: the left side subscribes, the right side
-answers, the left side joins.
+"""Generates the operators of a foreign-key join: the left side subscribes, the right
+side answers, the left side joins.
 
 Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`,
 `SubscriptionJoin...`, `ForeignTableJoin...`, `ResponseJoin...`.
@@ -44,8 +44,8 @@ def ask(
     node: ForeignKeyAsk,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a change of a left row sends subscriptions to the right rows of
-    its new and old foreign keys.
+    """Generate the code that sends subscriptions to the right rows of a left row's new
+    and old foreign keys.
     """
     drop_the_past(function, node, record)
     assert record.old is not None  # the join requested old values
@@ -89,8 +89,8 @@ def answer(
     node: ForeignKeyAnswer,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a subscription is kept and answered, and a change of a right row
-    answered to all its subscribers.
+    """Generate the code that stores and answers a subscription, and sends a change of a
+    right row to all its subscribers.
 
     Subscribers are answered in the order of their keys.
     """
@@ -140,12 +140,12 @@ def answer(
 
 
 def _holds_back(compiler: Compiler, name: str) -> bool:
-    """Whether a right table holds back its updates until the flush, which then answers
-    all subscribers.
+    """Return whether the record cache holds back the updates of a table on one side of
+    the join until the flush.
 
-    So a subscription is answered with the row as of the last flush: the flush forwards
-    no deletion of a row that came since and is gone again, and a join with that row
-    would never be retracted.
+    Then the join uses the row as of the last flush, and the flush answers all
+    subscribers. A row may be inserted and deleted between two flushes, and the flush
+    forwards no deletion of it. A join with that row would never be deleted.
     """
     node = compiler.analysis.named(name)
     while (
@@ -186,8 +186,8 @@ def result(
     node: ForeignKeyResult,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of an answer with the left row that asked, unless the row has
-    changed since.
+    """Generate the code that joins an answer with the left row that asked, unless the
+    row has changed since.
     """
     key_bytes = function.key_as_bytes(record, node.key, node)
     answer = function.value(record)
@@ -236,10 +236,11 @@ def _ask_again(
     row: RowVariables,
     data: str,
 ) -> None:
-    """Generate code: a stale answer of an inner join is dropped; one without a right
-    row lets the left row ask again.
+    """Generate the code for a stale answer of an inner join. An answer with a right row
+    is dropped; after one without a right row, the left row asks once more.
 
-    It goes on as a deletion if the left row names no right row, or is gone.
+    If the left row names no right row, or is gone, the answer is forwarded as a
+    deletion.
     """
     ask_node = function.analysis.named(node.ask)
     assert isinstance(ask_node, ForeignKeyAsk)

@@ -1,5 +1,5 @@
-"""The join of a stream with a versioned table with grace: it waits for late rows of the
-table.
+"""Generates the join of a stream with a versioned table with grace, which waits for
+late rows of the table.
 
 A record is held until stream time has passed its timestamp by the grace, and is then
 joined with the row version that was valid at its timestamp. Held records come out in
@@ -34,7 +34,7 @@ from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore
 
 Held: TypeAlias = tuple[bytes | None, Any, Headers | None, int]
-"""Key, value, headers, timestamp."""
+"""A held record: key, value, headers, timestamp."""
 
 _STREAM = 0
 
@@ -54,8 +54,8 @@ class GraceBuffer:
         headers: Headers | None,
         now: int,
     ) -> list[Held]:
-        """Hold a record, and return the records that are now due: itself, if it is late
-        or has no key.
+        """Hold a record, and return the records that are now due. A record that is late
+        or has no key is due at once. `now`: the stream time.
         """
         if key is None or timestamp < now - self._grace_ms:
             return [(key, value, headers, timestamp)]
@@ -63,7 +63,9 @@ class GraceBuffer:
         return self.due(now)
 
     def due(self, now: int) -> list[Held]:
-        """Return and remove the records that have waited for the grace."""
+        """Return and remove the records that have been held for the grace. `now`: the
+        stream time.
+        """
         out: list[Held] = []
         order = self._held.order
         while order and order[0][0] <= now - self._grace_ms:
@@ -81,7 +83,7 @@ def buffered_join(
     node: BufferedJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record is held, and the records that are due are joined with
+    """Generate the code that holds a record, and joins the records that are due with
     their rows.
     """
     if not node.left:
@@ -112,9 +114,11 @@ def _meet(
     held: str,
     at_hand: tuple[str, str, str] | None = None,
 ) -> None:
-    """Generate code: records are joined with their rows, each under its own headers.
+    """Generate the code that joins held records with their rows, each under its own
+    headers.
 
-    `at_hand`: the variables of the current record, which may be among them.
+    `held`: the code of the held records. `at_hand`: the variables of the current record
+    (key, value, timestamp), which may be among them.
     """
     key, value, headers, timestamp = (
         function.fresh(part) for part in ("key", "value", "headers", "timestamp")
@@ -137,7 +141,7 @@ def _write_join(
     name: str,
     now: str,
 ) -> None:
-    """Generate the function that joins a record with its row."""
+    """Generate the function that joins one held record with its row."""
     join = compiler.function(f"{name}_join")
     join.parameters = ("key_bytes", "value", "timestamp")
     record = RecordVariables(

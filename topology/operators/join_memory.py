@@ -1,18 +1,17 @@
-"""The buffers of a stream-stream join: the records of both sides, and those without a
-match so far.
+"""Keeps the buffers of a stream-stream join: the records of both sides, and those still
+without a match.
 
-A side keeps one row for each key and timestamp: the values of the records that have
+Each side keeps one row for each key and timestamp: the values of the records that have
 both, in the order of arrival. An index in memory has the timestamps of each key, so
-that a probe reads only rows that match. Records that wait for a match are stored by
-key; in memory they are in the order in which they will be emitted: timestamp, right
-side before left, key bytes. A self-join may have one store for both sides: a record
-comes first as a left record, meets the records before it, and is stored when it comes
-as a right record.
+that a search reads only rows that match. Records that wait for a match are stored by
+key. In memory they are in the order of emission: timestamp, right side before left, key
+bytes. A self-join may have one store for both sides. There, each record is first
+searched for as a left record, and stored when it is processed as a right record.
 
-Invariant: what a join returns for a record depends only on the records before it, never
-on when a batch or a commit ends. Turned down: a row for each record with a sequence
-number (Kafka Streams' `retainDuplicates`): two records of one key and one millisecond
-are rare, and a restart would have to find the last number.
+Invariant: the results for a record depend only on the records before it, never on the
+end of a batch or a commit. Turned down: a row for each record with a sequence number
+(Kafka Streams' `retainDuplicates`): two records of one key and one millisecond are
+rare, and a restart would have to find the last number.
 Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`,
 `TimestampedKeyAndJoinSide`.
 """
@@ -43,8 +42,8 @@ Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
 """A result of a join: key, left value, right value, timestamp."""
 
 Wait: TypeAlias = tuple[int, int, bytes]
-"""A record that waits for a match: timestamp, 1 - side, key. They are emitted in this
-order.
+"""A record that waits for a match: timestamp, 1 - side, key. Records are emitted in
+this order.
 """
 
 LEFT = 0
@@ -54,11 +53,11 @@ _NEVER = -1
 
 
 class SideTimes(Protocol):
-    """The bound program, as a join uses it."""
+    """The interface of the bound program that a join uses."""
 
     elsewhere: bool
-    """Whether records of some keys of the partition go to tasks that run at their own
-    speed.
+    """Whether other tasks, at their own speed, process records of some keys of the
+    partition.
     """
 
     def stream_time(self, topics: tuple[str, ...]) -> int:
@@ -67,10 +66,11 @@ class SideTimes(Protocol):
 
 
 class JoinMemory:
-    """The memory of one join in one task.
+    """The buffers of one join in one task.
 
-    `shared`: other tasks have other keys of the partitions. Then the stream times of
-    `topics` (of the left, of the right side) show how far their records have come.
+    `topics`: the topics of the left and of the right side. `shared`: whether other
+    tasks have other keys of the partitions. Then the stream times of `topics` show how
+    far their records have come.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class JoinMemory:
         timestamp: int,
         now: int,
     ) -> list[Pair]:
-        """Return and remove the unmatched records that are emitted before a record's
-        own results. Call `take` next.
+        """Return and remove the unmatched records to emit before a record's own
+        results. Call `take` next. `now`: the stream time.
         """
         if key is None:
             return []
@@ -134,7 +134,9 @@ class JoinMemory:
         timestamp: int,
         now: int,
     ) -> list[Pair]:
-        """Return a record's own results: its matches, or itself. `now`: stream time."""
+        """Return a record's own results: its matches, or an unmatched result. `now`:
+        the stream time.
+        """
         if key is None:
             return (
                 [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
@@ -163,17 +165,17 @@ class JoinMemory:
         return due
 
     def skip(self, now: int) -> None:
-        """Advance stream time by a dropped record, which emits nothing."""
+        """Advance stream time to `now` for a dropped record, which has no results."""
         self._reached = max(self._reached, now)
 
     def due(self, now: int) -> list[Pair]:
         """Return and remove the unmatched records that were due when the gate was last
-        opened. `now`: stream time.
+        opened. `now`: the stream time.
 
-        The task that takes a record opens the gate for all. Tasks that run at their own
-        speed may open it before a record arrives here that must wait, or after the last
-        record here, and may be ahead of the records that wait here. So `due` opens it
-        as well.
+        The task that processes a record opens the gate for all tasks. A task at another
+        speed may open it too early or too late for the records that wait here: before
+        such a record arrives, after the last record here, or at a later stream time. So
+        this method opens the gate as well.
         """
         self._reached = max(self._reached, now)
         if self._waiting is None:
@@ -192,14 +194,14 @@ class JoinMemory:
 
 
 class EmissionGate:
-    """Decides when records without a match are emitted: one gate for all tasks of a
-    partition on an instance.
+    """The state that decides when records without a match are emitted. All tasks of a
+    partition on an instance share one gate.
 
     Kafka Streams looks for due records only when the first of them could be due. After
-    a search it takes the last record examined for the first remaining one, so it emits
-    some later than it could. Thus the waiting records of one task delay another's. The
-    tasks share the gate, so that the number of ranges does not change when records are
-    emitted.
+    a search it takes the last record examined for the first remaining record, so it
+    emits some records later than it could. Thus the waiting records of one key delay
+    those of another. The tasks share the gate, so that the number of ranges does not
+    change when records are emitted.
 
     Shape: a waiting record is (timestamp, 1 - side, key), in this order. `reach`: how
     far left and right records look ahead.
@@ -220,7 +222,7 @@ class EmissionGate:
         self._opened = -_FOREVER
 
     def add(self, waiting: Iterable[Wait]) -> None:
-        """Add waiting records."""
+        """Add records that wait for a match."""
         with self._guard:
             for wait in waiting:
                 if wait not in self._order:
@@ -238,15 +240,15 @@ class EmissionGate:
             self._remove(wait)
 
     def open(self, now: int) -> None:
-        """Open the gate for all records that are due at this stream time."""
+        """Open the gate for all records that are due at stream time `now`."""
         with self._guard:
             self._opened = max(self._opened, now)
 
     def look(self, now: int, side: int) -> None:
-        """Open the gate for the records that are due at this stream time, if the first
+        """Open the gate for the records that are due at stream time `now`, if the first
         of them could be due.
 
-        `side`: that of the record that advanced stream time.
+        `side`: the side of the record that advanced stream time.
         """
         with self._guard:
             if self._first + self._reach[side] + self._grace_ms >= now:
@@ -264,9 +266,11 @@ class EmissionGate:
             self._first = _FOREVER if last is None else last[0]
 
     def closed(self, waiting: Any, now: int) -> list[Wait]:
-        """Return those of a task's waiting records that may be emitted.
+        """Return a task's waiting records whose windows have closed and that may be
+        emitted.
 
-        `now`: the task's stream time, which may lag behind that of another task.
+        `waiting`: the task's waiting records, sorted. `now`: the task's stream time,
+        which may lag behind that of another task.
         """
         until = min(now, self._opened)
         nearest = until - self._grace_ms - min(self._reach)
@@ -286,8 +290,8 @@ class EmissionGate:
 
 
 class _Side:
-    """The records of one stream: the timestamps of each key in memory, the values in a
-    window store.
+    """The records of one side of a join: the timestamps of each key in memory, the
+    values in a window store.
     """
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
@@ -312,8 +316,8 @@ class _Side:
         self._of_all[0] = max(self._of_all[0], newest)
 
     def observe(self, timestamp: int) -> None:
-        """Advance the side to its newest record: records older than the retention are
-        gone.
+        """Advance the time of this side to `timestamp`; records older than the
+        retention are removed.
         """
         if timestamp > self._newest:
             self._newest = timestamp
@@ -322,12 +326,12 @@ class _Side:
 
     @property
     def _oldest(self) -> int:
-        """The oldest timestamp that can still be found."""
+        """The oldest timestamp of records that can still be found."""
         return self._newest - self._retention_ms + 1
 
     def observe_others(self, stream_time: int) -> None:
-        """Advance the side to the records of other tasks, up to this task's stream
-        time: the others may be ahead.
+        """Advance the time of this side by the records of other tasks, but not beyond
+        `stream_time`, this task's own, because other tasks may be ahead.
         """
         self.observe(min(self._of_all[0], stream_time))
 
@@ -337,7 +341,7 @@ class _Side:
         timestamp: int,
         value: Any,
     ) -> None:
-        """Store a record, unless it is too old to be found."""
+        """Store a record, unless it is already older than the retention."""
         self.observe(timestamp)
         if timestamp > self._of_all[0]:
             self._of_all[0] = timestamp
@@ -360,8 +364,8 @@ class _Side:
         first: int,
         last: int,
     ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield a key's timestamps from first to last (inclusive, ascending), with
-        their values in arrival order.
+        """Yield the timestamps of a key's records from first to last (inclusive,
+        ascending), with their values in arrival order.
         """
         times = self._times.get(key)
         if times is None:
@@ -373,7 +377,7 @@ class _Side:
             yield at, (self._store.entries.get(row) or self._store.load(row)).value
 
     def _sweep(self) -> None:
-        """Remove the timestamps that are older than the retention."""
+        """Remove the timestamps and rows that are older than the retention."""
         self._swept = self._newest
         self._store.advance(self._newest)
         for key, times in list(self._times.items()):
@@ -383,8 +387,8 @@ class _Side:
 
 
 class UnmatchedRecords:
-    """The records without a match so far: stored by key, and in memory in the order of
-    their emission.
+    """The records of a join still without a match: stored by key, and in memory in the
+    order of their emission.
     """
 
     def __init__(self, store: TableStore) -> None:
@@ -401,7 +405,9 @@ class UnmatchedRecords:
         side: int,
         timestamp: int,
     ) -> list[Any]:
-        """Return the values of a key, side and timestamp, in the order of arrival."""
+        """Return the values of the records with a key, side and timestamp, in the order
+        of arrival.
+        """
         return [
             value
             for at, of, value in self.store.load(key).value or ()
@@ -415,7 +421,7 @@ class UnmatchedRecords:
         timestamp: int,
         value: Any,
     ) -> None:
-        """Add a record."""
+        """Add a record that has no match."""
         if (timestamp, 1 - side, key) not in self.order:
             self.order.add((timestamp, 1 - side, key))
         self._write(
@@ -429,7 +435,7 @@ class UnmatchedRecords:
         side: int,
         timestamp: int,
     ) -> bool:
-        """Remove all records of a key, side and timestamp; return whether there were
+        """Remove all records with a key, side and timestamp. Return whether there were
         any.
         """
         at = (timestamp, 1 - side, key)

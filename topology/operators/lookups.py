@@ -1,5 +1,5 @@
-"""Look-ups in tables, also in those without a store: filters, mappers and joins are
-applied to the rows upstream.
+"""Generates look-ups of table rows. For a table without a store, the filters, mappers
+and joins are applied to the rows of the stores upstream.
 
 Source: Kafka Streams `KTableValueGetter` and its implementations.
 """
@@ -19,16 +19,16 @@ from coopstreams.topology.row_versions import latest_as_written, version_at
 from coopstreams.topology.stores import StoreSpec, as_written
 
 LATEST = 1 << 62
-"""A timestamp after all others."""
+"""A timestamp later than any record's."""
 
 
 class RowVariables(NamedTuple):
-    """The variables of a row that was looked up: its value and its timestamp, undefined
-    if the value is None.
+    """The variables of a row that was looked up: its value, and its timestamp, which is
+    undefined if the value is None.
 
-    `stored`: the expression of the bytes in which the store has the value, None if it
-    has changed since the last commit; undefined, too. The value of a table without a
-    store has none, unless it is that of a row upstream.
+    `stored`: the expression of the serialised value in the store; it is None if the
+    value has changed since the last commit, and undefined if the value is None. In a
+    table without a store, only an unchanged row from upstream has a serialised value.
     """
 
     value: str
@@ -38,13 +38,13 @@ class RowVariables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Generates look-ups of the rows with the key of a record.
+    """The generator of look-ups of the rows that have the key of a record.
 
-    `as_of`: the moment, if the table keeps versions. It is set for stream records,
-    which must not find a row that has expired by their stream time. `flushed`: the row
-    as of the last flush of the record caches, as the nodes below have received it.
-    `before`: the row before the record at hand, below a table that is above a
-    self-join.
+    `as_of`: the variable of the moment whose version is looked up. It is set for stream
+    records, which must not find a row that has expired by their stream time. `flushed`:
+    look up the row as of the last flush of the record caches, as the nodes below have
+    received it. `before`: look up the row as it was before the current record, for
+    self-joins.
     """
 
     function: Body
@@ -71,7 +71,9 @@ class LookUp:
         return self._seen(node, row)
 
     def _live(self, store: StoreSpec) -> RowVariables:
-        """Generate the look-up of a row in a store, without one that has expired."""
+        """Generate the look-up of a row in a store; for `as_of`, an expired row is not
+        found.
+        """
         row = self._stored(store)
         if self.as_of is not None and store.ttl_ms is not None:
             # The topic of the stream may be ahead of that of the table, which has not
@@ -109,8 +111,8 @@ class LookUp:
         return row
 
     def _version(self, node: Node, store: StoreSpec) -> RowVariables:
-        """Generate the look-up of the version that was valid at a moment, or the
-        latest.
+        """Generate the look-up of the row version that was valid at `as_of`, or of the
+        latest version.
         """
         function = self.function
         unit = function.unit
@@ -135,7 +137,9 @@ class LookUp:
         return found
 
     def _seen(self, step: Filter | MapValues, row: RowVariables) -> RowVariables:
-        """Generate code: a filter or a mapper is applied to a row that was looked up."""
+        """Generate the code that applies a filter or a mapper to a row that was looked
+        up.
+        """
         call_of = self.function.call_of
         if isinstance(step, Filter):
             parts: tuple[str, ...] = ("key", row.value)
@@ -152,8 +156,8 @@ class LookUp:
         return RowVariables(value, row.timestamp, stored)
 
     def _let_go(self, node: Suppress, row: RowVariables) -> RowVariables:
-        """Generate code: if an update of a row is held, the row is as before the
-        update, with an unknown timestamp.
+        """Generate the look-up below a `suppress`: while an update of the row is held,
+        the result is the row before that update, with an unknown timestamp.
         """
         function = self.function
         held = function.fresh("held")
@@ -185,7 +189,9 @@ class LookUp:
         return row
 
     def _of_key(self, code: str) -> str:
-        """Return code with the key in the place of KEY; None where the key is null."""
+        """Return the code with the key in place of KEY; its result is None if the key
+        is null.
+        """
         found = code.replace("KEY", self.key_bytes)
         if self.record.has_key:
             return found
@@ -200,8 +206,8 @@ def joined_value(
     *,
     known: str | None = None,
 ) -> str:
-    """Return the expression of a table join's value, None if it has none. `known`: this
-    value is not None.
+    """Return the expression of a table join's value, which is None if there is no
+    result. `known`: a variable that is certainly not None.
     """
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
@@ -212,8 +218,8 @@ def joined_value(
 
 
 def later(left: RowVariables, right: RowVariables) -> str:
-    """Return the expression of the larger timestamp of two rows, one of which may be
-    missing.
+    """Return the expression of the larger timestamp of two rows. A missing row is
+    ignored; if both are missing, the result is -1.
     """
     return (
         f"-1 if {left.value} is None and {right.value} is None else {left.timestamp} if {right.value} is None "

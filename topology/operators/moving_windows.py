@@ -1,13 +1,12 @@
-"""Sliding and session windows: how a record changes the windows of its key, and which
-windows close.
+"""Adds records to sliding and session windows, and finds the windows that close.
 
 Generated code calls these objects once for each record. They change the store and
 return the updates in the order in which Kafka Streams forwards them. An error of a user
-function ends the work on the record. Sliding windows that were updated before stay so,
-as in Kafka Streams; sessions are as they were, where Kafka Streams has deleted those
-that the record was to extend.
+function ends the work on the record. Sliding windows that were already updated keep the
+update, as in Kafka Streams. Sessions are left unchanged, although Kafka Streams has
+then deleted the sessions that the record was to extend.
 
-Invariant: a value that goes into another window is a copy, because aggregators may
+Invariant: a value that is put into another window is a copy, because aggregators may
 mutate their aggregate.
 Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`,
 `AbstractKStreamTimeWindowAggregateProcessor`.
@@ -32,13 +31,16 @@ from coopstreams.topology.stores import (
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
 
 NEVER = 1 << 63
-"""A time after all others."""
+"""A time later than all others."""
 
 UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Update(NamedTuple):
-    """A new value of a window, with its key in the store. Units: `timestamp` in ms."""
+    """A new value of a window, with its key in the store and its old value.
+
+    Units: `timestamp` in milliseconds.
+    """
 
     key: bytes
     value: Any
@@ -47,7 +49,7 @@ class Update(NamedTuple):
 
 
 Aggregator: TypeAlias = Callable[[Any, Any, Any], Any]
-"""`(key, value, aggregate) -> aggregate`."""
+"""A function `(key, value, aggregate) -> aggregate`."""
 
 
 def counting(
@@ -55,7 +57,7 @@ def counting(
     _value: Any,
     total: int,
 ) -> int:
-    """Return the count with one more."""
+    """Return the count raised by one."""
     return total + 1
 
 
@@ -78,12 +80,14 @@ def zero() -> int:
 
 
 def reducing(reducer: Callable[[Any, Any], Any]) -> Aggregator:
-    """Return a reducer as an aggregator: the first value is the aggregate."""
+    """Return the aggregator that applies a reducer; the first value is the
+    aggregate.
+    """
     return lambda _key, value, total: value if total is None else reducer(total, value)
 
 
 def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
-    """Return a reducer as a merger of sessions."""
+    """Return the merger of sessions that applies a reducer."""
     return lambda _key, one, other: other if one is None else reducer(one, other)
 
 
@@ -97,7 +101,7 @@ def snapshot(value: object, serde: Serde[Any]) -> object:
 
 
 class Sliding:
-    """The sliding windows of one task."""
+    """The sliding windows of all keys of one task."""
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class Sliding:
         self._serde = store.spec.value
 
     def is_late(self, timestamp: int, stream_time: int) -> bool:
-        """Whether all windows that would hold a record are closed."""
+        """Return whether all windows that would hold a record are closed."""
         return timestamp + self._difference < stream_time - self._grace
 
     def update(
@@ -126,7 +130,9 @@ class Sliding:
         stream_time: int,
         updates: list[Update],
     ) -> None:
-        """Add a record to all windows that hold it, and append the updates."""
+        """Add a record to all windows that hold it, and append the changes to
+        `updates`.
+        """
         record = _Sliding(
             self,
             key_bytes,
@@ -143,7 +149,7 @@ class Sliding:
 
 
 class _Sliding:
-    """One record that is added to sliding windows."""
+    """The work of adding one record to the sliding windows of its key."""
 
     def __init__(
         self,
@@ -164,7 +170,7 @@ class _Sliding:
         self._updates = updates
 
     def usual(self) -> None:
-        """Add the record to the windows that hold it, latest first, then make the
+        """Add the record to the windows that hold it, latest first, then create the
         missing windows.
 
         These are its predecessor's right window, its own left window and its own right
@@ -217,8 +223,8 @@ class _Sliding:
             self._begin_right(right)
 
     def early(self) -> None:
-        """Add the record in the first difference after the epoch, where all share the
-        window that begins at 0.
+        """Add the record if it lies less than `difference` after the epoch. All such
+        records share the window that begins at 0.
         """
         timestamp = self._timestamp
         found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
@@ -249,7 +255,8 @@ class _Sliding:
 
     def _begin_previous_right(self, previous: int | None, starts: set[int]) -> None:
         """Create the window that begins after the previous record, if it is missing and
-        holds this one. `starts`: those of the windows that exist.
+        holds this record. `previous`: the time of the previous record. `starts`: the
+        starts of the existing windows.
         """
         if (
             previous is not None
@@ -259,8 +266,8 @@ class _Sliding:
             self._add(previous + 1, self._of._initializer(), self._timestamp)
 
     def _begin_right(self, right: tuple[Any, int] | None) -> None:
-        """Create the window that begins after the record, if a later record lies in it;
-        its aggregate is `right`.
+        """Create the window that begins after the record, if a later record lies in it.
+        `right`: the window's aggregate and its latest timestamp.
         """
         if right is not None and right[1] > self._timestamp:
             window = window_key(self._key_bytes, self._timestamp + 1)
@@ -293,7 +300,7 @@ class _Sliding:
 
 
 class Sessions:
-    """The sessions of one task."""
+    """The sessions of all keys of one task."""
 
     def __init__(
         self,
@@ -320,10 +327,10 @@ class Sessions:
         stream_time: int,
         updates: list[Update],
     ) -> bool:
-        """Merge the sessions within the gap of a record, add it, and append the
-        updates.
+        """Merge the sessions within the gap of a record, add the record, and append the
+        changes to `updates`.
 
-        Return False, and change nothing, if the session is closed.
+        If the session is closed, return False and change nothing.
         """
         store = self._store
         start = timestamp
@@ -356,9 +363,9 @@ class Sessions:
         return True
 
     def in_turn(self, updates: list[Update]) -> Iterator[Update]:
-        """Yield the updates of a record. While a session is forwarded as absorbed it has no
-        row, as in Kafka Streams, also if the session that absorbs it has the same
-        window.
+        """Yield the updates of a record in order. While the deletion of a merged
+        session is forwarded, its row is missing from the store, as in Kafka Streams.
+        This holds even if the merged session has the same window.
         """
         for update in updates:
             entry = self._store.entries.get(update.key)
@@ -374,14 +381,14 @@ class Sessions:
 
 
 class Closing:
-    """The open windows of one task, and those that have closed and not been forwarded
+    """The open windows of one task, and the closed windows that have not been forwarded
     yet.
 
-    It begins with the open windows of the store. Windows that were closed before a
-    restart were forwarded before it. `parts`: the parts of the task's range on each
-    partition that feeds it, with the stream time at which each begins: parts with
-    different owners have reached different times. `clocked`: time is a clock, which
-    newer rows may be ahead of (`timed_topics`).
+    It starts with the open windows of the store. Windows that closed before a restart
+    were forwarded before it. `parts`: for each partition that feeds the task, the parts
+    of its range with different earlier owners, and the stream time at which each part
+    resumes. `clocked`: whether time is the clock of a timed topic; then rows may be
+    newer than the clock (`timed_topics`).
     """
 
     def __init__(
@@ -404,11 +411,11 @@ class Closing:
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
         self.next = NEVER
-        """The stream time before which no window closes."""
+        """The stream time at which the next window closes."""
         self.resume(-1)
 
     def add(self, key: bytes) -> None:
-        """Add a window that has a value."""
+        """Add a window that has a value, if it is not open already."""
         if key not in self._open:
             self._open.add(key)
             time = (
@@ -439,11 +446,12 @@ class Closing:
         ]
 
     def resume(self, stream_time: int) -> None:
-        """Find the windows that are open at this stream time: those of the store that
-        are not closed.
+        """Replace the open windows by those of the store that are not closed at this
+        stream time.
 
-        The time of a part is at least that of its newest row, but for a clock, and that
-        at which it began. If the latter is unknown, it is the task's time.
+        Each part of the range has its own time: the later of the time at which it
+        resumes and, except on a clock, its newest row's. If the time at which it
+        resumes is unknown, it is the task's.
         """
         self._open.clear()
         self._waiting.clear()
@@ -476,7 +484,7 @@ class Closing:
         return tuple(bisect_right(starts, hash_) - 1 for starts in self._starts)
 
     def _closes(self, key: bytes) -> int:
-        """Return the first stream time at which a window is closed."""
+        """Return the first stream time at which the window is closed."""
         windows = self._windows
         if isinstance(windows, SessionWindows):
             return _end(key) + windows.gap_ms + windows.grace_ms + 1

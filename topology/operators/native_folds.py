@@ -1,14 +1,14 @@
-"""Aggregations whose rows are numbers in native memory: generated code gives them
-columns, not records.
+"""Generates the code of aggregations whose rows are numbers in native memory: their
+input is columns instead of records.
 
-What stands before the aggregation stays a loop over records, whose last lines append to
-columns. The columns are added to the store behind the last record of a batch; record by
-record where a reducer may raise, so that the error belongs to one record, and where
-updates are forwarded at once with headers. A count directly below its source takes the
-batch as it is, without a loop.
+The nodes before the aggregation remain a loop over records, whose last lines append to
+columns. The columns are added to the store after the last record of a batch. They are
+added after each record where a reducer may raise, so that the error belongs to one
+record, and where updates are forwarded at once with headers. A count directly below its
+source takes the batch as it is, without a loop.
 
-Invariant: between two batches the columns are empty, so nothing sees the store without
-the records before.
+Invariant: between two batches the columns are empty, so every reader of the store sees
+all records of earlier batches.
 Source: `aggregates` is the reference.
 """
 
@@ -43,7 +43,7 @@ def fold(
     record: RecordVariables,
     key_bytes: str,
 ) -> None:
-    """Generate code: a record is appended to the columns of an aggregation."""
+    """Generate the code that appends a record to the columns of an aggregation."""
     name = function.unit.identifier("fold", node.name)
     _begin(function.compiler, node, name)
     if node.windows is not None:
@@ -74,8 +74,8 @@ def fold(
 
 
 def settle(function: Body, source: Source) -> None:
-    """Generate code after the loop over a source: the columns that its records may have
-    reached are added.
+    """Generate the code after the loop over a source that adds the columns to the
+    stores, for each aggregation that the source's records may reach.
     """
     for node in function.analysis.nodes:
         if isinstance(node, Aggregate) and node.store.name in function.compiler.native:
@@ -89,10 +89,10 @@ def forward_at_once(
     flush: str,
     node: Aggregate,
 ) -> None:
-    """Generate code: the updates that the record cache holds back are forwarded as
-    columns, if they may be.
+    """Generate the code that forwards updates from the record cache as columns, if the
+    nodes below are sinks that allow it.
 
-    `flush`: the name of the function that forwards them one by one.
+    `flush`: the name of the function that forwards the updates one by one.
     """
     sinks = plain_sinks(node, compiler.analysis.nodes)
     if sinks is None:
@@ -111,7 +111,9 @@ def _begin(
     node: Aggregate,
     name: str,
 ) -> None:
-    """Bind the columns, and write the function that adds them to the store."""
+    """Bind the columns of an aggregation, and generate the function that adds them to
+    its store.
+    """
     unit = compiler.unit
     store = compiler.unit.store(node.store)
     columns = [
@@ -167,11 +169,11 @@ def _add_batch(
     name: str,
     values: str,
 ) -> None:
-    """Generate code before the loop: a batch whose records have no headers is added as
-    it is.
+    """Generate the code before the loop that adds a batch as it is, if its records have
+    no headers.
 
-    `values`: the column of the values. In a reduce, all must be numbers of its class,
-    and so must the earlier ones: then nothing fails.
+    `values`: the column of the values. In a reduce, all values must be numbers of the
+    reduce's class, and so must the earlier values, so that no record can fail.
     """
     lines = Body(function.compiler, "")
     times = node.windows is not None and function.compiler.shared
@@ -206,10 +208,11 @@ def _batches(
     record: RecordVariables,
     key_bytes: str,
 ) -> str | None:
-    """Return the column of the values if a batch can be added as it is, by its keys.
+    """Return the column of the values if a batch can be added as it is, by its keys;
+    else None.
 
-    This holds for a count of all records of a source, and for a fold of a part of their
-    values that is a column.
+    This is possible for a count of all records of a source, and for a fold of a part of
+    their values that is a column.
     """
     found = _column_of(function, node)
     if found is None:
@@ -229,7 +232,7 @@ def _batches(
 
 def _column_of(function: Body, node: Aggregate) -> tuple[Node, str] | None:
     """Return the node whose records an aggregation folds by one part, and the column of
-    that part; of a count, all values. None: there is no such column.
+    that part. For a count, the column is all values. None: there is no column.
     """
     analysis = function.analysis
     above = analysis.named(node.parents[0])
@@ -255,8 +258,10 @@ def _call(
     columns: Sequence[str],
     more: str,
 ) -> None:
-    """Generate the call that adds columns to the store, and the forwarding of updates
-    that must not wait.
+    """Generate the call that adds columns to the store, and the code that forwards the
+    updates if no record cache holds them back.
+
+    `more`: further arguments of the call.
     """
     store = function.unit.store(node.store)
     reducer = (
@@ -297,7 +302,9 @@ def _note_odd(
 
 
 def _takes(node: Aggregate, class_: str) -> str:
-    """Return the condition that values of a class are numbers of a store."""
+    """Return the condition that values of class `class_` are numbers that the store can
+    hold.
+    """
     if known_kind(node) == "mean":
         return f"{class_} is float or {class_} is int"
     return f"{class_} is {'float' if node.store.value == float64 else 'int'}"
@@ -309,7 +316,7 @@ def _count_late(function: Body, node: Aggregate) -> None:
 
 
 def _writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:
-    """Return the lines that write updates to topics."""
+    """Return the lines that append the updates to the outputs of the sinks."""
     outputs = [compiler.unit.output(sink.topic) for sink in sinks]
     return [
         f"{out}.{column}.extend(updates[{at}])"

@@ -1,11 +1,11 @@
-"""Parts of JSON values as columns, for programs that read their values by `field(...)`
-only: no dicts are made.
+"""Reads parts of JSON values as columns, for programs that read their values by
+`field(...)` only, so that no dicts are made.
 
-The extension reads the columns (`MakeParts`); without it, values become dicts. It may
-leave any record `unread`; the code then deserialises the value and calls the functions
-on it.
+The native extension reads the columns (`MakeParts`); without it, values become dicts.
+It may leave any record `unread`; the code then deserialises the value and calls the
+functions on it.
 
-Invariant: a part is read only where nothing needs the whole value, so no value is read
+Invariant: a part is read only where no node needs the whole value, so no value is read
 twice. Turned down: reading parts in Python, by a msgspec type of these fields (in
 skipped parts it accepts bytes that are not UTF-8, which orjson refuses).
 """
@@ -40,35 +40,37 @@ from coopstreams.topology.operators.analysis import (
 from coopstreams.topology.operators.codegen import Function
 
 unread: Final = object()
-"""Stands for a part that was not read: the value has to be deserialised."""
+"""The mark in a column that a record's parts were not read, so the value has to be
+deserialised.
+"""
 
 
 class Parts(Protocol):
-    """Reads parts of JSON values, each as orjson does."""
+    """A reader of parts of JSON values, which reads each part as orjson does."""
 
     def columns(
         self,
         values: Sequence[bytes | None],
         unread: object,
     ) -> list[tuple[list[Any], type | None]]:
-        """Return the column of each part, and int or float if all in it are of this
-        class.
+        """Return the column of each part, and its class (int or float) if all its items
+        are of that class.
 
-        A record is unread in all columns if a part is missing or no scalar, or if the
-        value is no JSON object.
+        A record is `unread` in all columns if the value is not a JSON object, or if a
+        part is missing or not a scalar.
         """
         ...
 
 
 MakeParts: TypeAlias = Callable[[Sequence[str]], Parts]
-"""Takes the names of parts; returns their reader."""
+"""A function that returns the reader of the parts with these names."""
 
 
 def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
-    """Return the names of the parts of a source's values that are read; none if the
-    whole value is.
+    """Return the names of the parts that the nodes read of a source's values, or none
+    if they read the whole value.
 
-    Only a linear run of operators counts, which is one loop with access to the columns.
+    The nodes must be a linear run, because only its loop has access to the columns.
     """
     if source.value != serdes.json:
         return ()
@@ -101,8 +103,8 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
 
 
 def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
-    """Yield the nodes below a node, up to one that has not one child, or several
-    parents.
+    """Yield the nodes below a node. The run ends at a node without exactly one child,
+    and before a node with several parents.
     """
     while len(edges := analysis.edges(node)) == 1:
         node = edges[0].child
@@ -112,7 +114,9 @@ def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is code as its repr: no lone surrogate, and no StrEnum."""
+    """Return whether the repr of a name can be used as code: it has no lone surrogate,
+    and is not a StrEnum.
+    """
     return type(name) is str and name.isprintable()
 
 
@@ -121,11 +125,11 @@ def read_parts(
     make: MakeParts,
     names: Sequence[str],
 ) -> None:
-    """Generate code before the loop over a source: the columns of these parts of its
-    values.
+    """Generate the code before the loop over a source that reads these parts of its
+    values as columns.
 
-    Shape: with `_column` and `_class` behind it, the variable of a part is that of its
-    column and class.
+    Shape: the variables of a part's column and class are its own variable with the
+    suffixes `_column` and `_class`.
     """
     unit = function.unit
     function.parts = {name: unit.identifier("part", name) for name in names}

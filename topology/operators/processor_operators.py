@@ -1,10 +1,11 @@
-"""The operators of the Processor API and of asynchronous functions.
+"""Generates the operators of the Processor API and of asynchronous functions.
 
-One makes record objects for a processor, and forwards the records it returns. Those of
-asynchronous functions have two forms: in the code that begins the calls (`AHEAD`), and
-in the program that takes their results or effects. The first is the part of the
-sub-topology above these nodes, run ahead of the program to find their arguments. It
-drops the same records as the program, without reporting them.
+The operator of a processor makes record objects for it, and forwards the records that
+it returns. The operators of asynchronous functions have two forms: in the code that
+begins the calls (`AHEAD`), and in the program that takes their results or effects. The
+code that begins the calls is the part of the sub-topology above these nodes. It runs
+ahead of the program to find the arguments of the calls. It drops the same records as
+the program, without reporting them.
 
 Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 """
@@ -33,8 +34,8 @@ def process(
     node: Processing,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the processor is called with the record; its context calls the
-    code of the nodes below.
+    """Generate the code that calls the processor with the record. The processor's
+    context calls the code of the nodes below.
     """
     key_bytes = "None"
     if node.key is not None:
@@ -51,8 +52,8 @@ def do_effects(
     node: AsyncProcessing,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the effects recorded by the record's call are applied; an error of
-    the call fails it here.
+    """Generate the code that applies the effects recorded by the record's call. An
+    error of the call fails the record here.
     """
     assert record.key_bytes is not None, "the keys are those of the topic"
     function.drop_if(f"{record.key_bytes} is None", node, "null-key")
@@ -65,8 +66,8 @@ def do_effects(
 
 
 def _work(compiler: Compiler, node: Processing) -> str:
-    """Return the variable of a node's work in a task; with `run_` in front, its method
-    for a record.
+    """Return the variable of the object that runs a node in a task. With the prefix
+    `run_`, it is the variable of its method for a record.
     """
     unit = compiler.unit
     names = list(
@@ -105,8 +106,11 @@ def _way(
     to: str | None,
     write: Callable[[Body], None],
 ) -> str:
-    """Return a function of (key bytes, key, value, timestamp) for forwarded records;
-    `write` writes its body.
+    """Return the code of a function that passes a forwarded record to children: a
+    lambda of (key bytes, key, value, timestamp).
+
+    `to`: the name of the only child to pass it to, None for all children. `write`:
+    generates the body.
     """
     unit = compiler.unit
     name, parameters = compiler.shared_function(
@@ -126,8 +130,8 @@ def take_result(
     node: AsyncMap,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the result of the record's call, which has ended, is forwarded;
-    its error fails the record.
+    """Generate the code that forwards the result of the record's finished call. An
+    error of the call fails the record.
     """
     result = f"{function.unit.bind('result', 'result = process.result')}({node.name!r})"
     if node.flat and node.pairs:
@@ -163,7 +167,7 @@ def begin_call(
     node: Asynchronous,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a call with this record is requested."""
+    """Generate the code that requests a call with this record."""
     want = function.unit.bind("want", "want = process.want")
     if isinstance(node, AsyncProcessing):
         function.drop_if(f"{record.key_bytes} is None", node, "null-key")
@@ -187,6 +191,6 @@ AHEAD: Mapping[type[Node], Operator] = {
     AsyncMap: begin_call,
     AsyncProcessing: begin_call,
 }
-"""The operators of the code that begins the calls, which leaves the actions of `peek`
-to the program.
+"""The operators of the code that begins the calls. It does not run the actions of
+`peek`, which the program runs.
 """

@@ -1,14 +1,15 @@
-"""Joins of a table with itself, or with what is computed from it: one record changes
-both sides.
+"""Finds joins of a table with itself, or with a table computed from it, where one
+record changes both sides.
 
-Without the record cache the first side that reaches the join finds the other one changed
-already, or not yet. So the join cannot take its old result from the record: if a row is
-deleted, each side finds the other one gone, and takes it that there never was a result.
-Here the rows as they were before the record are remembered until the next one: the join
-looks them up for its old result, and remembers what it has forwarded since.
+Without the record cache, when an update of one side reaches the join, the other side
+may or may not have changed already. So the join cannot compute its old result from the
+update. If a row is deleted, each side finds the other side's row missing, and would
+conclude that there never was a result. Therefore the rows as they were before a record
+are remembered until the next record. The join looks them up for its old result, and
+remembers the results that it forwards for the record.
 
-Invariant: of each record the join forwards a chain of changes, from its result before
-the record to that behind it. Turned down: one update for both sides (Kafka Streams
+Invariant: for each record, the join forwards a chain of changes, from its result before
+the record to its result after it. Turned down: one update for both sides (Kafka Streams
 forwards one for each side), and a store of the results.
 """
 
@@ -34,10 +35,11 @@ _KEEPS = TableSource | Aggregate | TableAggregate | Filter | MapValues | TableTa
 
 @dataclass(frozen=True, slots=True)
 class SelfJoins:
-    """The joins whose sides have a table in common, and the stores of the tables above
-    them.
+    """The joins of a sub-topology whose sides have a table in common, and the stores of
+    the tables above them.
 
-    A record changes one of the stores `first`, and then perhaps some of those `behind`.
+    A record changes one of the stores `first`, and then perhaps some of the stores
+    `behind`.
     """
 
     joins: frozenset[str] = frozenset()
@@ -46,11 +48,11 @@ class SelfJoins:
 
 
 def self_joins(nodes: Sequence[Node], cached: frozenset[str]) -> SelfJoins:
-    """Return the joins of the `nodes` of a sub-topology whose sides have a table in
-    common, if they are not `cached`.
+    """Return the joins among `nodes` whose sides have a table in common. Joins in
+    `cached`, whose updates the record cache holds back, are left out.
 
-    Sessions, sliding windows and suppressions are left out: several rows change with
-    one of their records, or none.
+    Joins below sessions, sliding windows and suppressions are left out as well, because
+    one record changes several rows there, or none.
     """
     above = _all_above(nodes)
     by_name = {node.name: node for node in nodes}
@@ -72,7 +74,7 @@ def self_joins(nodes: Sequence[Node], cached: frozenset[str]) -> SelfJoins:
 
 
 def _all_above(nodes: Sequence[Node]) -> dict[str, frozenset[str]]:
-    """Return the names of all nodes whose records reach each node."""
+    """Return, for each node, the names of all nodes whose records reach it."""
     above: dict[str, frozenset[str]] = {}
     for node in nodes:  # parents come first
         one_side = isinstance(node, StreamTableJoin | ForeignKeyResult)
@@ -89,8 +91,8 @@ def _changes_both_sides(
     above: dict[str, frozenset[str]],
     by_name: dict[str, Node],
 ) -> bool:
-    """Whether one record changes one row on both sides of a join: they have a table in
-    common, and no table above changes other rows with it.
+    """Return whether one record changes one row on both sides of a join: the sides have
+    a table in common, and no table above changes other rows with it.
     """
     if any(_moves_alone(by_name[name]) for name in above[join.name]):
         return False
@@ -99,7 +101,7 @@ def _changes_both_sides(
 
 
 def _store(node: Node) -> str | None:
-    """Return the name of the store in which a node keeps a table."""
+    """Return the name of the store in which a node keeps a table, or None."""
     if not isinstance(node, _KEEPS) or node.store is None:
         return None
     return node.store.name

@@ -1,5 +1,5 @@
-"""The join of two streams: each record is joined with the other stream's records of its
-key that are near in time.
+"""Generates the join of two streams: each record is joined with the other stream's
+records of its key that are near in time.
 
 `JoinMemory` keeps the records and finds the pairs. This module adds null keys and
 values, stream time, and the joiner.
@@ -28,7 +28,9 @@ def stream_stream_join(
     node: StreamStreamJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of a record of the side `record.side`."""
+    """Generate the code that joins a record of the side `record.side` with the other
+    side.
+    """
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.key, node)
@@ -58,7 +60,7 @@ def stream_stream_join(
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
-    """Return the variable of a join's memory."""
+    """Return the variable of a join's `JoinMemory`."""
     topics = [
         compiler.analysis.topics(compiler.analysis.named(parent))
         for parent in node.parents
@@ -114,10 +116,11 @@ def _forward(
     *,
     skip: str = "continue",
 ) -> None:
-    """Generate the joins of these pairs.
+    """Generate the code that applies the joiner to pairs and forwards the results.
 
-    `skip`: `break` if the pairs are those of one record, which fails with all that
-    remain. Pairs of several records fail one by one.
+    `pairs`: the code of the pairs. `skip`: the statement after a failure. It is `break`
+    if the pairs are those of one record, which fails with all remaining pairs. Pairs of
+    several records fail one by one.
     """
     key, left, right, timestamp = (
         function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp")

@@ -1,12 +1,12 @@
-"""`suppress`: a buffer that holds the updates of a table until their window closes, or
-until a time has passed.
+"""Implements `suppress`: a buffer holds the updates of a table until their window
+closes, or until a time has passed.
 
 The buffer is a store with a changelog. An index in memory orders its rows by the time
 at which they are emitted, then by key bytes; it is rebuilt when a task opens.
 
 Invariant: the buffer has one update for each row; a later update replaces the earlier
 one. Turned down: Kafka Streams' old value of an emitted update, which is the value
-before the last update. Here the old value is the one that was emitted before.
+before the last update. Here the old value is the previously emitted value.
 Source: Kafka Streams `KTableSuppressProcessorSupplier`,
 `InMemoryTimeOrderedKeyValueChangeBuffer`.
 """
@@ -30,7 +30,7 @@ from coopstreams.topology.suppression import SuppressedUpdate
 
 
 class SuppressionBuffer:
-    """The updates that are held in one task."""
+    """The updates that one `suppress` holds in one task."""
 
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
         self._store = stores[node.buffer.name]
@@ -58,8 +58,10 @@ class SuppressionBuffer:
         timestamp: int,
         headers: Headers | None,
     ) -> None:
-        """Hold an update. If one of the same row is held already, replace it and keep
-        its place.
+        """Hold an update. If an update of the same row is already held, replace it and
+        keep its place in the order.
+
+        `before`: the value of the row before the update.
         """
         entry = self._store.entries.get(key) or self._store.load(key)
         earlier: SuppressedUpdate | None = entry.value
@@ -82,22 +84,22 @@ class SuppressionBuffer:
             self._store.touch(key, entry)
 
     def held(self, key: bytes) -> SuppressedUpdate | None:
-        """Return the update of a row that is held, None if there is none."""
+        """Return the held update of a row, or None if none is held."""
         held: SuppressedUpdate | None = (
             self._store.entries.get(key) or self._store.load(key)
         ).value
         return held
 
     def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate, int]]:
-        """Yield the due updates with key and timestamp, and the earliest ones above the
-        limits; remove each afterwards.
+        """Yield the due updates with key and timestamp, and the earliest updates above
+        the limits. Each update is removed after its yield.
 
-        A look-up of the row while its update is forwarded finds the row as it was
-        before, as in Kafka Streams.
+        While an update is forwarded, a look-up of its row still finds the row before
+        the update, as in Kafka Streams.
 
         Raises:
             ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The
-            message names the cures.
+                message names the cures.
         """
         queue = self._queue
         last = stream_time - self._wait_ms
@@ -139,8 +141,8 @@ def suppress(
     node: Suppress,
     record: RecordVariables,
 ) -> None:
-    """Generate code: an update is held, and the updates that are then due are
-    forwarded.
+    """Generate the code that holds an update, and forwards the updates that are then
+    due.
     """
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
@@ -161,7 +163,7 @@ def suppress(
 
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
-    """Return the variable of the buffer."""
+    """Return the variable of a task's `SuppressionBuffer`."""
     return compiler.unit.made(
         "waiting",
         node.name,
@@ -171,8 +173,8 @@ def buffer(compiler: Compiler, node: Suppress) -> str:
 
 
 def held_headers(compiler: Compiler, node: Node) -> str:
-    """Return the expression of the headers that a held record keeps; with where it was
-    read, if it may be asked for.
+    """Return the expression of the headers that a held record keeps. They say where the
+    record was read if a processor below may ask for it.
     """
     asked = _is_asked(compiler, node)
     return (
@@ -187,17 +189,17 @@ def under_held_headers(
     headers: str,
     call: str,
 ) -> str:
-    """Return the statement that makes a call for a record that was held, under its
+    """Return the statement that runs `call` for a held record, under the record's
     headers.
 
-    They may have a place although no processor asks for it: if the program had one when
-    the record came.
+    The headers may say where the record was read although no processor asks for it: an
+    earlier version of the program may have had one.
     """
     return f"{compiler.unit.constant('as_read', as_read)}(process, {headers}, lambda: {call})"
 
 
 def _is_asked(compiler: Compiler, node: Node) -> bool:
-    """Whether a processor below may ask where a record was read."""
+    """Return whether a processor below may ask where a record was read."""
     below = {node.name}
     for other in compiler.analysis.nodes:
         if not below.isdisjoint(other.parents):
@@ -213,7 +215,9 @@ def _write_due(
     name: str,
     operator_time: str,
 ) -> None:
-    """Generate the functions that forward the due updates, each with its own headers."""
+    """Generate the functions that forward the due updates, each under its own
+    headers.
+    """
     unit = compiler.unit
     emit = compiler.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")

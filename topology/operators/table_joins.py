@@ -1,10 +1,10 @@
-"""The join of two tables: an update of either side is joined with the row of the other,
-and updates the result.
+"""Generates the join of two tables: an update of either side is joined with the row of
+the other side, and updates the result.
 
 Invariant: the result is the relational join of both tables as they are now; its
 timestamp is the larger of the two rows'. If the old value is known (left and outer
 joins request it), a deletion is forwarded only for a row that was forwarded. Where one
-record changes both sides, `self_joins` knows the old value.
+record changes both sides, `self_joins` provides the old value.
 
 Under the record cache both sides may change before either is flushed. So a join also
 looks up both rows as of the last flush: if both were deleted since, it forwards the
@@ -34,8 +34,8 @@ def table_table_join(
     node: TableTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of an update of the side `record.side` with the row of the
-    other side.
+    """Generate the code that joins an update of the side `record.side` with the row of
+    the other side.
     """
     drop_null_key(function, node, record)
     drop_the_past(function, node, record)
@@ -88,8 +88,11 @@ def _write_results(
     before: RowVariables,
     last: str | None,
 ) -> tuple[str, str | None]:
-    """Generate the new result of a join, and the old one if a node below needs it;
+    """Generate the new result of a join, and the old result if a node below needs it;
     return their variables.
+
+    `before`: the other row before the update. `last`: the variable of a self-join's
+    last result.
     """
     caches = function.compiler.caches(node)
     waits = waits_for_both(function.compiler, node)
@@ -121,12 +124,12 @@ def _last_result(
     key_bytes: str,
     other: RowVariables,
 ) -> str | None:
-    """Generate the result that a self-join has forwarded last; return its variable, or
-    None if it is not needed.
+    """Generate the result that a self-join forwarded last; return its variable, or None
+    if it is not needed.
 
-    An inner join skips the update if there was none, and the other row is missing.
-    Without nodes below that ask for old values, the variable is set only if the other
-    row is missing.
+    An inner join skips the update if there was no result, and the other row is missing.
+    If no node below asks for old values, the variable is set only if the other row is
+    missing.
     """
     if node.name not in function.compiler.self_joins.joins:
         return None
@@ -154,20 +157,20 @@ def _last_result(
 
 
 def _last_key(node: TableTableJoin) -> str:
-    """Return the key of a self-join's last result among the values of
-    `Compiler.before`: no store has such a name.
+    """Return the key under which `Compiler.before` has a self-join's last result. No
+    store has this name.
     """
     return repr(f"{node.name} told")
 
 
 def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
-    """Whether a join forwards its updates only when both sides are flushed."""
+    """Return whether a join forwards its updates only after both sides are flushed."""
     return compiler.caches(node) and node.store is None
 
 
 def flush(compiler: Compiler, node: TableTableJoin) -> str:
-    """Generate the function that forwards the pending updates of such a join; return
-    its name.
+    """Generate the function that forwards the pending updates of a join that waits for
+    both sides; return its name.
     """
     function = compiler.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
@@ -192,7 +195,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
 
 
 class LastEmitted(Entry):
-    """A pending update, and the value that was forwarded for its key before."""
+    """A pending update, and the value that was last forwarded for its key."""
 
     __slots__ = ("old",)
 
@@ -207,7 +210,7 @@ class LastEmitted(Entry):
 
 
 class PendingUpdates:
-    """The updates that a join forwards when both sides are flushed: the latest update
+    """The updates that a join forwards after both sides are flushed: the latest update
     of each key.
     """
 
@@ -222,8 +225,8 @@ class PendingUpdates:
         old: object,
         headers: Headers | None,
     ) -> None:
-        """Add an update. If the key has an update already, its old value stays: it was
-        forwarded last.
+        """Add an update. If the key already has an update, that update's old value is
+        kept, because it was forwarded last.
         """
         update = self._updates.get(key)
         if update is None:
@@ -252,8 +255,8 @@ def _skip_nothing(
     other: RowVariables,
     before: RowVariables,
 ) -> None:
-    """Generate code: if neither the new nor the old result exists, the update ends
-    here.
+    """Generate the code that ends the work on an update if neither the new nor the old
+    result exists.
     """
     if _needs_other(node, record):
         function.skip_if(
@@ -276,8 +279,8 @@ def _join(
     *,
     known: bool = True,
 ) -> str:
-    """Return the expression of the join with the other row. `known`: the other row is
-    not None if the join needs it.
+    """Return the expression of the join with the other row. `known`: whether the other
+    row is certainly not None where the join needs it.
     """
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
     return joined_value(
@@ -290,7 +293,7 @@ def _join(
 
 
 def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
-    """Whether the join has no result without a row of the other side."""
+    """Return whether the join has no result without a row of the other side."""
     return node.kind == "inner" or (node.kind == "left" and record.side == 1)
 
 

@@ -1,14 +1,14 @@
-"""Tables: upserts from a topic, versions, rows that expire, and the join of a stream with
-a table, global or not.
+"""Generates the operators of tables: upserts from a topic, versions, rows that expire,
+and the join of a stream with a table or GlobalKTable.
 
 A row is an `Entry` of the store's write buffer, found by its key bytes with a
 dictionary look-up, changed in place and marked dirty once. If the record cache holds
 back the updates of a table, the operator forwards none; `flush` forwards each dirty row
 once.
 
-Invariant: what is forwarded is what the store holds: (key bytes, new value or None,
-timestamp of the row). The old value is forwarded beside the new one only if an operator
-below needs it (`Analysis.wants_old`).
+Invariant: the forwarded update is the row in the store: (key bytes, new value or None,
+timestamp of the row). The old value is forwarded beside the new value only if an
+operator below needs it (`Analysis.wants_old`).
 Source: Kafka Streams `KTableSource`, `KStreamKTableJoinProcessor`.
 """
 
@@ -40,8 +40,8 @@ def table_source(
     node: TableSource,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record sets the row of its key, a tombstone deletes it. Both are
-    updates, changed or not.
+    """Generate the code by which a record sets the row of its key, and a tombstone
+    deletes it. Both are forwarded as updates even if the row does not change.
     """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -70,8 +70,8 @@ def stream_table_join(
     node: StreamTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of a stream record with the current row of its key; the output
-    keeps the record's timestamp.
+    """Generate the code that joins a stream record with the current row of its key. The
+    output keeps the record's timestamp.
     """
     if not node.left:
         drop_null_key(function, node, record)
@@ -88,8 +88,8 @@ def join_row(
     record: RecordVariables,
     checked: str | None = None,
 ) -> RecordVariables:
-    """Generate the join of a record with the row of its key; return the result as a
-    record.
+    """Generate the code that joins a record with the row of its key; return the result
+    as a record.
 
     `checked`: a variable of the value, as bytes or object, that is known not to be
     None.
@@ -115,7 +115,7 @@ def drop_null_key(
     node: Node,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record without a key is dropped."""
+    """Generate the code that drops and counts a record without a key."""
     if not record.has_key:
         function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
 
@@ -131,13 +131,13 @@ def versioned_source(
     store: StoreSpec,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record becomes a version of its row, in the order of timestamps.
-    The record's key is not null.
+    """Generate the code by which a record becomes a version of its row, ordered by
+    timestamp. The record's key is not null.
 
-    A record that is older than the row's latest version changes only the past. It is
-    forwarded as not the latest (`RecordVariables.latest`): streams see it, but
-    aggregations and joins of tables drop it. A record older than the history retention
-    is dropped as late.
+    A record that is older than the row's latest version changes only earlier versions.
+    It is forwarded as not the latest (`RecordVariables.latest`): streams receive it,
+    but aggregations and joins of tables drop it. A record older than the history
+    retention is dropped as late.
 
     Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
     """
@@ -170,8 +170,8 @@ def drop_the_past(
     node: Node,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record that changes only the past of its row is dropped; the
-    operator uses the latest rows.
+    """Generate the code that drops a record that changes only earlier versions of its
+    row, for an operator that uses the latest rows.
     """
     if record.latest is not None:
         function.drop_if(f"not {record.latest}", node, "not-the-latest")
@@ -196,8 +196,8 @@ def expire_rows(
     node: Node,
     store: StoreSpec,
 ) -> None:
-    """Generate the function that deletes the rows of a table that have expired, and
-    forwards the deletions.
+    """Generate the function that deletes the expired rows of a table and forwards the
+    deletions.
 
     A table deletes a row when stream time has passed its timestamp by the time to live.
     The stream time is that of the partitions that feed the table, advanced by all their
@@ -206,7 +206,7 @@ def expire_rows(
     at which the row expired, and no headers.
 
     Invariant: between two records of a key, its row expires at the same place for any
-    number of key ranges. Turned down: operator times (behind a filter they are unknown
+    number of key ranges. Turned down: operator times (below a filter they are unknown
     after a restart), and deleting a row at a look-up (nodes below the table would get
     the deletion late or never).
     """
@@ -241,8 +241,8 @@ def expire_rows(
 
 
 def expire_first(function: Body, source: Source) -> None:
-    """Generate code: before a record enters any operator, the rows that it makes due
-    are deleted.
+    """Generate the code that deletes the rows that a record makes due, before the
+    record enters any operator.
     """
     for name, topics in function.unit.expiring.items():
         if not set(topics).isdisjoint(source.topics):
@@ -254,8 +254,8 @@ def stream_global_join(
     node: StreamGlobalJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of a record with the current row of the mapped key; the output
-    keeps the record's timestamp.
+    """Generate the code that joins a record with the current row of the mapped key. The
+    output keeps the record's timestamp.
     """
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
