@@ -1,9 +1,9 @@
-"""A circuit breaker, as a state machine: after failures in a row, attempts pause and
-one probe decides.
+"""Implements a circuit breaker as a state machine: after failures in a row, attempts
+pause, and a single probe decides when they resume.
 
-    closed   attempts begin; `failures` that fail in a row open it
-    open     none begins for `pause`
-    probing  then one begins; when it succeeds, the breaker closes; when it fails, it stays open for another `pause`
+    closed   attempts begin; after `failures` failed attempts in a row, it opens
+    open     no attempt begins for `pause`
+    probing  one attempt begins; if it succeeds, the breaker closes; if it fails, it opens for another `pause`
 
 An attempt that began before the breaker opened and ends later has no effect: only the
 probe closes an open breaker.
@@ -16,28 +16,30 @@ from typing import Literal, TypeAlias
 from coopstreams.topology.calls import CircuitBreaker
 
 Admission: TypeAlias = Literal["free", "probe", "wait"]
-"""Whether an attempt may begin: `free`: yes, beside others; `probe`: yes, as the only
-one; `wait`: not now.
+"""The answer to an attempt that wants to begin. `free`: begin, beside others. `probe`:
+begin, as the only one. `wait`: do not begin now.
 """
 
 
 class Breaker:
-    """A circuit breaker. No clock of its own: `now` in seconds of any clock that does
-    not go back.
+    """A circuit breaker without a clock. `now`: the seconds of any clock that does not
+    go back.
 
-    Belongs to the event loop; `why` is thread-safe: it reads each field once.
+    Use it on the event loop. Only `why` is thread-safe: it reads each field once.
     """
 
     def __init__(self, how: CircuitBreaker) -> None:
         self._how = how
         self._in_a_row = 0
         self._open_until: float | None = None
-        """The time at which a probe may begin; None: the breaker is closed."""
+        """The time at which a probe may begin, or None if the breaker is closed."""
         self._probing = False
         self._last_error: Exception | None = None
 
     def admit(self, now: float) -> Admission:
-        """Return whether an attempt may begin now; if so, it has begun."""
+        """Return whether an attempt may begin now. With `free` or `probe`, it counts as
+        begun.
+        """
         if self._open_until is None:
             return "free"
         if self._probing or now < self._open_until:
@@ -51,7 +53,9 @@ class Breaker:
         error: Exception | None,
         now: float,
     ) -> None:
-        """Note that an attempt has ended, which began with this answer of `admit`."""
+        """Note the end of an attempt. `admission`: the answer of `admit` with which it
+        began. `error`: its error, None if it succeeded.
+        """
         failed = isinstance(error, self._how.on)
         if failed:
             self._last_error = error
@@ -65,14 +69,14 @@ class Breaker:
                 self._open_until = now + self._how.pause_s
 
     def wait_s(self, now: float) -> float | None:
-        """Return in how many seconds to ask again; None: after the probe, or the
-        breaker is closed.
+        """Return in how many seconds an attempt should ask `admit` again. None: the
+        breaker is closed, or the end of the probe decides.
         """
         until = self._open_until
         return None if until is None or self._probing else max(0.0, until - now)
 
     def why(self, now: float) -> str:
-        """Return why attempts wait, in words; empty: they do not."""
+        """Return why attempts wait, in words; empty if they do not wait."""
         if self._open_until is None:
             return ""
         left_s = self.wait_s(now)

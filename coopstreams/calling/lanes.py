@@ -1,24 +1,25 @@
 """Makes the calls of asynchronous operators: coroutines on one event loop, other
 functions on threads or in processes.
 
-    lane = Lane(node.calling, ended)    # of one node in one task
+    lane = Lane(node.calling, ended)    # for one node in one task
     lane.begin(calls)                   # returns at once; `ended(some of them)` follows, on another thread
-    lane.drain()                        # the task is being closed: calls under way end, the others are forgotten
-    lane.cancel()                       # it was closed: nothing follows any more
+    lane.drain()                        # the task is being closed: calls under way end, waiting calls are dropped
+    lane.cancel()                       # the task was closed: `ended` is not called any more
 
 Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the
-other, in the order in which they were begun, each with all of its attempts. Not more
-than `max_in_flight` are under way, batches counted as one.
+other, in the order in which they were begun, each with all of its attempts. At most
+`max_in_flight` are under way, a batch counting as one.
 Invariant: every call of a lane that is neither drained nor cancelled ends, with a value
-or an error. Without a time-out, that is up to the user's function.
-Invariant: a time-out counts from where the function begins. A thread cannot be ended:
-one whose call took too long is left to itself, and another takes the next call. While
-`MOST_LEFT` of them have not returned, calls wait; and all of the process wait while
-closed tasks, which may be opened again and again, have left `MOST_LOST` behind.
-Invariant: a batch that fails for good is made again record by record, so that only the
-record that is bad fails. Turned down: a task of the event loop for each call (it costs
-as much as half a call; so a task makes several, one after the other), an event loop for
-each stream thread (a function that computes would stop the records, too), or for each
+or an error. Without a time-out, that depends on the user's function.
+Invariant: a time-out counts from the start of the function. A thread cannot be killed,
+so a thread whose call took too long is abandoned, and another takes the next call.
+While `MOST_LEFT` threads of a lane are abandoned, its calls wait. Closed tasks may be
+reopened many times, so while their abandoned threads number `MOST_LOST`, all calls of
+the process wait.
+Invariant: a batch that fails for good is repeated record by record, so that only the
+bad record fails. Turned down: an asyncio task for each call (it costs as much as half a
+call; so a task makes several calls, one after the other), an event loop for each stream
+thread (a function that computes would stop the records of the thread), or for each
 application (a client that is made when the program is loaded belongs to one loop).
 """
 
@@ -50,34 +51,36 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
-"""Calls that end within this time are reported together: waking a stream thread costs
-as much as several calls.
+"""The time within which ended calls are reported together, because waking a stream
+thread costs as much as several calls.
 """
 IN_A_ROW = 8
-"""Calls that one asyncio task makes before others run, for functions that return
-without waiting.
+"""The number of calls that one asyncio task makes before others run, for functions that
+return without waiting.
 """
 LOOKS = 16
-"""Checks for late calls within the time-out of one call."""
+"""The number of checks for late calls within the time-out of one call."""
 MOST_THREADS = 64
-"""The threads of a lane. A function that waits on more of them is better written as a
+"""The most threads of a lane that make calls. If a function needs more, it should be a
 coroutine.
 """
 MOST_LEFT = 64
-"""The threads of a lane that may be left to themselves, beside those: more of them
-would be a leak.
+"""The most abandoned threads of a lane, in addition to `MOST_THREADS`. More would be a
+leak.
 """
 MOST_LOST = 1000
-"""The threads of cancelled lanes, likewise."""
+"""The most abandoned threads of all cancelled lanes together."""
 KEPT_S = 1.0
-"""How long a thread waits for its next call."""
+"""How long an idle thread waits for its next call before it ends."""
 LOOK_S = 1.0
-"""How often a call checks whether such threads have returned, if there are too many."""
+"""The pause between checks of whether abandoned threads have returned, while there are
+too many.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a user's function for one record. When it has ended, it has a value
+    """One call of a user's function for one record. A call that has ended has a value
     or an error.
     """
 
@@ -85,13 +88,13 @@ class Call:
     arguments: tuple[Any, ...]
     key: bytes | None
     next: Self | None = field(default=None, init=False)
-    """The next call of the chain, which begins when this one has ended."""
+    """The next call of the chain, which begins when this call has ended."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     span: Span | None = field(default=None, init=False)
-    """The call's span of OpenTelemetry, if calls are traced."""
+    """The call's OpenTelemetry span, if calls are traced."""
     prompt: bool = field(default=False, init=False)
-    """Whether the call's end is reported at once, because other calls wait for the
+    """Whether the end of the call is reported at once because other calls wait for the
     report.
     """
 
@@ -101,30 +104,31 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 
 @dataclass(slots=True, eq=False)
 class _Attempt(Generic[AnyCall]):
-    """Calls made together in one attempt: one call, or those of a batch."""
+    """The calls of one attempt: a single call, or the calls of a batch."""
 
     calls: list[AnyCall]
     until: float | None = None
-    """The deadline of the function, or of the pause before it is tried again; None: it
-    is not running, or has no limit.
+    """The deadline of the function, or of the pause before a retry. None: the function
+    is not running, or has no time-out.
+
     Units: `loop.time`.
     """
     late: bool = False
     """Whether the attempt was cancelled because it took too long."""
     rests: bool = False
-    """Whether the attempt waits before it calls the function."""
+    """Whether the attempt is waiting to call the function."""
 
 
 class Lane(Generic[AnyCall]):
     """The calls of one node in one task.
 
-    Thread-safe: calls are handed to the event loop; a property copies the attempts under
-    way in one step, and reads each of their fields once.
+    Thread-safe: calls are passed to the event loop; a property copies the attempts
+    under way in one step, and reads each of their fields once.
     """
 
     _lost = 0
-    """The threads of all cancelled lanes that have not returned. Of the class; on the
-    event loop.
+    """The number of abandoned threads of all cancelled lanes. A class attribute; use it
+    on the event loop.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class Lane(Generic[AnyCall]):
         ended: Callable[[Sequence[AnyCall]], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`ended` is called on another thread with the calls that have ended, at most
+        """`ended`: called on another thread with the calls that have ended, at most
         `TOGETHER_S` later.
         """
         self._loop = host.event_loop()
@@ -151,18 +155,18 @@ class Lane(Generic[AnyCall]):
         self._most_out = self._most + MOST_LEFT
         self._threads = None if calling.coroutine else CallThreads()
         self._out = 0
-        """The threads with a call, also one that took too long."""
+        """The number of threads with a call, including abandoned threads."""
         self._returned = asyncio.Event()
-        """Set for a moment whenever a thread has returned."""
+        """An event that is set for a moment whenever a thread has returned."""
         self.retried = 0
-        """How often the function was called again because it had failed; for a batch
-        once, not once for each record.
+        """How often the function was called again after a failure. A repeated batch
+        counts once.
         """
         self._by_key = calling.order == "key"
         self._chain_of_all = b"" if calling.order == "partition" else None
         self._last: dict[bytes, AnyCall] = {}
-        """The last call of each chain. The first is in the queue or under way, the
-        others wait for it.
+        """The last call of each chain. The first call of a chain is in the queue or
+        under way, and the others wait for it.
         """
         self._queue: deque[AnyCall] = deque()
         """The calls that wait for a place among `max_in_flight`, or for a batch to
@@ -171,20 +175,28 @@ class Lane(Generic[AnyCall]):
         self._running: dict[asyncio.Task[None], _Attempt[AnyCall]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._full = False
-        """The queue counts as a full batch, because it has waited long enough."""
+        """Whether the queue counts as a full batch because it has waited long
+        enough.
+        """
         self._watching = False
         self._breaker = None if calling.breaker is None else Breaker(calling.breaker)
         self._probed = asyncio.Event()
-        """Set for a moment whenever an attempt has ended, if there is a breaker."""
+        """An event that is set for a moment whenever an attempt has ended, if there is
+        a breaker.
+        """
         self._draining = self._cancelled = False
         self.drained = False
-        """Whether every call under way at `drain` has ended and was reported."""
+        """Whether every call that was under way at `drain` has ended and was
+        reported.
+        """
         self._over: list[AnyCall] = []
         """The calls that have ended and are not yet reported."""
 
     @property
     def pauses(self) -> str:
-        """Why no call is begun, in words; empty: they are, or there is none."""
+        """The reason why no call is begun, in words; empty if calls are begun, or none
+        is under way.
+        """
         return (
             ""
             if self._breaker is None or not self._running
@@ -193,35 +205,39 @@ class Lane(Generic[AnyCall]):
 
     @property
     def under_way(self) -> int:
-        """How many calls have a place among `max_in_flight`, batches counted as one."""
+        """The number of calls that have a place among `max_in_flight`, a batch counting
+        as one.
+        """
         return len(self._running)
 
     @property
     def begun(self) -> int:
-        """The same, each call of a batch counted."""
+        """The number of calls under way, counting each call of a batch."""
         return sum(len(attempt.calls) for attempt in list(self._running.values()))
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out."""
+        """Whether a call is under way whose time-out, or pause before a retry, has not
+        passed.
+        """
         now = self._loop.time()
         deadlines = [attempt.until for attempt in list(self._running.values())]
         return any(until is not None and now < until for until in deadlines)
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
-        """Begin these calls, except those that must wait for an earlier one of their
+        """Begin these calls, except calls that must wait for an earlier call of their
         chain.
         """
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     def drain(self) -> None:
-        """Begin no other call, and forget those that wait. `ended` follows, with no
-        call, when none is under way.
+        """Begin no other call, and drop the waiting calls. When no call is under way,
+        `ended` is called once without calls.
         """
         self._loop.call_soon_threadsafe(self._drain)
 
     def cancel(self) -> None:
-        """Cancel the calls under way, and begin no other. A thread is not interrupted;
+        """Cancel the calls under way, and begin no others. A thread is not interrupted;
         its result is ignored.
         """
         self._loop.call_soon_threadsafe(self._cancel)
@@ -267,12 +283,12 @@ class Lane(Generic[AnyCall]):
             task.cancel()
 
     def _chain(self, call: AnyCall) -> bytes | None:
-        """Return the chain of a call; None: it waits for no other."""
+        """Return the chain of a call, or None if the call waits for no other call."""
         return call.key if self._by_key else self._chain_of_all
 
     def _fill(self) -> None:
-        """Begin the calls in the queue for which there is a place; those of a batch
-        wait for others from now on.
+        """Begin the calls in the queue for which there is a place. If a batch is not
+        full yet, start the timer of its longest wait.
         """
         while len(self._running) < self._most and (calls := self._next()):
             attempt = _Attempt(calls)
@@ -289,8 +305,8 @@ class Lane(Generic[AnyCall]):
             )
 
     def _next(self) -> list[AnyCall]:
-        """Take the next calls from the queue; none: it is empty, or waits for a full
-        batch.
+        """Remove and return the next calls of the queue. The list is empty if the queue
+        is empty, or waits for a full batch.
         """
         queue = self._queue
         most = self._calling.max_records
@@ -308,7 +324,9 @@ class Lane(Generic[AnyCall]):
         self._fill()
 
     async def _work(self, attempt: _Attempt[AnyCall]) -> None:
-        """Make calls, and then others that wait for their place, up to `IN_A_ROW`."""
+        """Make the calls of an attempt, and then others that wait for a place, up to
+        `IN_A_ROW` attempts.
+        """
         task = asyncio.current_task()
         assert task is not None
         left = IN_A_ROW
@@ -330,7 +348,9 @@ class Lane(Generic[AnyCall]):
             self._look_whether_drained()
 
     async def _one_by_one(self, attempt: _Attempt[AnyCall]) -> None:
-        """Make the calls of a batch that failed one by one, to find those that fail."""
+        """Repeat the calls of a failed batch one by one, to find the calls that
+        fail.
+        """
         calls = attempt.calls
         for call in calls:
             self.retried += 1
@@ -339,8 +359,8 @@ class Lane(Generic[AnyCall]):
         attempt.calls = calls
 
     def _end(self, calls: Sequence[AnyCall]) -> None:
-        """Report soon that these calls have ended, and begin the next calls of their
-        keys.
+        """Schedule the report that these calls have ended, and queue the next calls of
+        their chains.
         """
         if not self._draining:
             for call in calls:
@@ -364,8 +384,8 @@ class Lane(Generic[AnyCall]):
             self._ended(over)
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
-        """Call the function until it succeeds or may not be tried again; give each call
-        its value or its error.
+        """Call the function until it succeeds or may not be retried, and set the value
+        or the error of each call.
         """
         retry = self._calling.retry
         failed = 0
@@ -382,7 +402,9 @@ class Lane(Generic[AnyCall]):
             self.retried += 1
 
     async def _attempted(self, attempt: _Attempt[AnyCall]) -> Exception | None:
-        """Call the function once the breaker lets an attempt begin; return its error."""
+        """Call the function once the breaker lets an attempt begin. Return the error,
+        or None.
+        """
         breaker = self._breaker
         if breaker is None:
             return await self._called(attempt)
@@ -394,7 +416,9 @@ class Lane(Generic[AnyCall]):
         return error
 
     async def _called(self, attempt: _Attempt[AnyCall]) -> Exception | None:
-        """Call the function; give each call its value, or return the error of all."""
+        """Call the function once and set the value of each call. Return the error if it
+        failed, else None.
+        """
         calls = attempt.calls
         attempt.late = False
         try:
@@ -430,7 +454,7 @@ class Lane(Generic[AnyCall]):
         breaker: Breaker,
         attempt: _Attempt[AnyCall],
     ) -> Admission:
-        """Wait until the breaker lets an attempt begin."""
+        """Wait until the breaker lets an attempt begin, and return its answer."""
         while (admission := breaker.admit(self._loop.time())) == "wait":
             left_s = breaker.wait_s(self._loop.time())
             await self._rest(
@@ -440,8 +464,8 @@ class Lane(Generic[AnyCall]):
         return admission
 
     async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
-        """Wait before an attempt: if the lane is drained, meanwhile or before, it is
-        not made.
+        """Wait before an attempt. If the lane is drained before or during the wait, the
+        attempt is cancelled.
         """
         attempt.rests = True
         if self._draining and (task := asyncio.current_task()) is not None:
@@ -450,7 +474,7 @@ class Lane(Generic[AnyCall]):
         attempt.rests = False
 
     def _begun(self, attempt: _Attempt[AnyCall]) -> None:
-        """Count the time-out of an attempt from now on: its function begins."""
+        """Start the time-out of an attempt, because its function begins."""
         if (timeout_s := self._calling.timeout_s) is not None:
             attempt.until = self._loop.time() + timeout_s
             self._watch(timeout_s)
@@ -550,8 +574,8 @@ class Lane(Generic[AnyCall]):
         value: Any,
         error: BaseException | None,
     ) -> None:
-        """Take a thread back; set the result of a future from its answer, unless the
-        future was cancelled.
+        """Count a thread as returned, and set the future `answer` to the value or error
+        unless it was cancelled.
         """
         self._out -= 1
         Lane._lost -= self._cancelled
@@ -567,8 +591,8 @@ class Lane(Generic[AnyCall]):
             answer.set_exception(error)
 
     def _watch(self, timeout_s: float) -> None:
-        """Check for calls that take too long from time to time: a timer for each costs
-        as much as half a call.
+        """Schedule a check for late calls, unless one is scheduled. A timer for each
+        call would cost as much as half a call.
         """
         if not self._watching:
             self._watching = True
@@ -586,11 +610,11 @@ class Lane(Generic[AnyCall]):
 
 
 class CallThreads:
-    """Makes each call at once, on a thread that waits for one or on a new one.
-    Thread-safe: a lock. Calls must not raise.
+    """A pool that makes each call at once, on an idle thread or on a new one.
+    Thread-safe by a lock. Calls must not raise.
 
-    A thread is kept for a moment behind its call, because to start one costs more than
-    most calls. It is a daemon: a call that waits does not keep the process from ending.
+    A thread is kept for a moment after its call, because starting one costs more than
+    most calls. It is a daemon, so a waiting call does not keep the process from ending.
     Turned down: the executors of `concurrent.futures` (at its end, a process waits for
     their threads).
     """
@@ -601,10 +625,10 @@ class CallThreads:
         self._idle = 0
 
     def put(self, call: Callable[[], None]) -> None:
-        """Make a call.
+        """Start a call on a thread.
 
         Raises:
-            RuntimeError: the system has no thread.
+            RuntimeError: the system cannot start a thread.
         """
         with self._changed:
             if self._idle <= len(self._calls):
@@ -629,8 +653,8 @@ def arrow_columns(values: list[Any]) -> pa.Array | pa.RecordBatch:
     """Return dicts as a record batch with a column for each field, other values as an
     array.
 
-    Types are inferred from all values of a batch, so whole numbers beside fractions are
-    fractions.
+    Types are inferred from all values of a batch, so integers become floats if other
+    values of the column are floats.
     """
     import pyarrow as pa
 
@@ -643,14 +667,16 @@ def arrow_columns(values: list[Any]) -> pa.Array | pa.RecordBatch:
 
 
 def arrow_values(answer: Any) -> Any:
-    """Return the values of an Arrow array, record batch or table as a list; anything
-    else as it is.
+    """Return the values of an Arrow array, record batch or table as a list. Any other
+    object is returned unchanged.
     """
     return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
 
 
 def called_with_arrow(function: Callable[[Any], Any], values: list[Any]) -> Any:
-    """Call a function with columns; return its values."""
+    """Call a function with the values as Arrow columns and return its result as a
+    list.
+    """
     return arrow_values(function(arrow_columns(values)))
 
 
@@ -658,5 +684,7 @@ async def awaited_with_arrow(
     function: Callable[[Any], Awaitable[Any]],
     values: list[Any],
 ) -> Any:
-    """Call a coroutine function with columns; return its values."""
+    """Call a coroutine function with the values as Arrow columns and return its result
+    as a list.
+    """
     return arrow_values(await function(arrow_columns(values)))

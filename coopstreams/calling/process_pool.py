@@ -1,17 +1,18 @@
-"""Runs functions that compute in processes of their own: threads of one Python process
-compute one at a time.
+"""Runs functions that compute in processes of their own, because the threads of one
+Python process compute one at a time.
 
     call = ProcessCall(function, arguments)
     call.make(begun) # on a thread that waits
-    call.abandon()   # on another thread: the result is no longer needed; ends its process
+    call.abandon()   # on another thread: the result is no longer needed; kills its process
 
-Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started
-when needed, by `spawn` (a fork would copy locks that other threads hold), and are kept.
-They end with the process that started them, however it ends, and not before it: what
-signals all processes of a service leaves calls under way time to drain.
+Invariant: one Python process has at most `MOST_PROCESSES` of them at work. They are
+started when needed, by `spawn` (a fork would copy locks that other threads hold), and
+are kept. They end when the process that started them ends, for whatever reason, and not
+earlier. They ignore signals that are sent to all processes of a service, so that calls
+under way can drain.
 Invariant: a process that dies fails only its current call. Turned down:
-`ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call
-cannot be ended).
+`ProcessPoolExecutor` (a process that dies fails all calls of the pool, and a single
+call cannot be ended).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class ProcessCall:
         self._abandoned = False
 
     def make(self, begun: Callable[[], object]) -> Any:
-        """Return the function's result. Blocks. `begun` is called when a process has
-        imported it.
+        """Return the function's result. Blocks. `begun`: called when a process has
+        imported the function.
 
         Raises:
             Exception: the function's error, with its traceback as a note.
@@ -73,7 +74,9 @@ class ProcessCall:
         return value
 
     def abandon(self) -> None:
-        """End the process that makes the call, if one does."""
+        """Kill the process that makes the call, if the call has begun; otherwise the
+        call is not made.
+        """
         with self._lock:
             self._abandoned = True
             if self._worker is not None:
@@ -81,7 +84,7 @@ class ProcessCall:
 
 
 class _Worker:
-    """A process that makes calls, one at a time."""
+    """A child process that makes calls, one at a time."""
 
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -135,7 +138,7 @@ class _Worker:
 
 
 class _Pool:
-    """The processes that are started, and wait for a call."""
+    """The started processes that wait for a call."""
 
     def __init__(self) -> None:
         self.places = threading.BoundedSemaphore(MOST_PROCESSES)
@@ -159,7 +162,7 @@ _pool = _Pool()
 
 
 def _serve(connection: Connection) -> None:
-    """Make calls until the process that asks for them has ended."""
+    """Make calls until the process that requests them has ended."""
     # Ctrl-C, and what stops a service, may reach all processes: the first one drains. A
     # handler that does nothing is not inherited by the programs that a function starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -175,9 +178,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended, also in the middle of a
-    call.
-    """
+    """End this process when its parent has ended, even in the middle of a call."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -185,7 +186,9 @@ def _end_with_parent() -> None:
 
 
 def _answer(asked: bytes, begin: Callable[[], object]) -> bytes:
-    """Return the value, or the error, of a call. `begin` is called before the function."""
+    """Return the pickled value or error of a call. `begin`: called before the
+    function.
+    """
     try:
         function, arguments = pickle.loads(asked)
         begin()

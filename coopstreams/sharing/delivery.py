@@ -1,8 +1,8 @@
-"""A record that a share thread has acquired, from its delivery until it is
+"""Describes a record that a share thread has acquired, from its delivery until it is
 acknowledged.
 
-delivered -> (calls) -> processed -> acknowledged        again later: its failure handler said `Retry`
-                                `-> released             to another member, or for good with this process
+    delivered -> (calls) -> processed -> acknowledged   or later, if its failure handler said `Retry`
+              `-> released                             to another member, or for good with this process
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from coopstreams.topology.compile.timestamps import TimestampColumn
 
 
 class Deliverer(Protocol):
-    """A member of a share group: `log.kafka.share.KafkaShare`. One thread."""
+    """The interface of a share group's member: `log.kafka.share.KafkaShare`. Use it on
+    one thread.
+    """
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """See `KafkaShare.subscribe`."""
+        """Subscribe to topics, as `KafkaShare.subscribe` does."""
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
-        """See `KafkaShare.poll`."""
+        """Return acquired records, as `KafkaShare.poll` does."""
         ...
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
-        """See `KafkaShare.acknowledge`."""
+        """Acknowledge or release a record, as `KafkaShare.acknowledge` does."""
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
-        """See `KafkaShare.commit`."""
+        """Send the acknowledgements, as `KafkaShare.commit` does."""
         ...
 
     def close(self) -> None:
-        """See `KafkaShare.close`."""
+        """Leave the group, as `KafkaShare.close` does."""
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One delivery of a record. `until`: when another member may get it. Units: as
-    `Host.now`.
+    """One delivery of a record. `until`: the time from which another member may get the
+    record.
+
+    Units: times as `Host.now`.
     """
 
     record: AcquiredRecord
@@ -53,18 +57,21 @@ class Delivery:
     waits_for: int = 0
     """The number of the record's calls that have not ended."""
     failures: int = 0
-    """How often the failure handler has answered `Retry` to the record in this process.
-    """
+    """How often the failure handler answered `Retry` to the record in this process."""
     again_at: float | None = None
-    """When the record is processed again; None: it does not wait for a retry."""
+    """The time at which the record is processed again, or None if it does not wait for
+    a retry.
+    """
     mark: bool = False
-    """Whether it is a time mark, which is acknowledged and never processed."""
+    """Whether the record is a time mark, which is acknowledged without being
+    processed.
+    """
 
     source: TopicPartition = field(init=False)
     """The partition of the record."""
     place: tuple[str, int, int] = field(init=False)
-    """Topic, partition, offset. A field, as `source` is: each step of the thread sorts
-    what is ready.
+    """The topic, partition and offset of the record. It is a field, as `source` is,
+    because each step of the thread sorts by it.
     """
 
     def __post_init__(self) -> None:
@@ -73,17 +80,21 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1 on: each earlier delivery counts as one."""
+        """The number of this attempt, from 1 on. Each earlier delivery counts as one
+        attempt.
+        """
         return self.record.deliveries + self.failures
 
 
 @dataclass(slots=True, eq=False)
 class DeliveryCall(Call):
-    """A call of a node for a record."""
+    """A call of a node's asynchronous function for a delivered record."""
 
     node: str
     delivery: Delivery | None
-    """None once the call has ended."""
+    """The delivery of the record; None once `DeliveryCalls.ready` has counted the call
+    as ended.
+    """
 
 
 def columns_of(
@@ -94,8 +105,7 @@ def columns_of(
     """Return records of one partition as columns, with the timestamps of an extractor
     if there is one.
 
-    Stream time is computed within this batch, because records without an order have no
-    other.
+    Stream time is computed within this batch only, because the records have no order.
     """
     records = [delivery.record for delivery in deliveries]
     columns = raw_columns(

@@ -1,9 +1,9 @@
-"""The share threads of an instance, and their state.
+"""Starts and stops the share threads of an instance, and reports their state.
 
-One share group deals the records of all sub-topologies with `order="none"`: a topic
-belongs to one sub-topology, so a thread finds the program of a record by its topic. The
-group's name does not change when sub-topologies get other numbers, so the broker keeps
-what is done.
+One share group distributes the records of all sub-topologies with `order="none"`. A
+topic belongs to one sub-topology, so a thread finds the program of a record by its
+topic. The group's name does not change when sub-topologies get other numbers, so the
+broker keeps the acknowledgements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def share_group(application: str) -> str:
 
 
 class ShareStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A sub-topology whose records a share group deals, on one instance."""
+    """The state of a sub-topology that reads by the share group, on one instance."""
 
     subtopology: int
     group: str
@@ -52,7 +52,7 @@ class ShareStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareMembers:
-    """The share threads of an instance; empty without sub-topologies for them."""
+    """The share threads of an instance; none if no sub-topology has `order="none"`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ShareMembers:
         self._host = host
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start all share threads."""
         for thread in self._threads:
             thread.start()
 
@@ -83,17 +83,17 @@ class ShareMembers:
                 )
 
     def figures(self) -> tuple[ShareFigures, ...]:
-        """Return what each thread says of itself."""
+        """Return the published figures of each thread."""
         return tuple(thread.figures for thread in self._threads)
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes of all sub-topologies that the threads work for."""
+        """The nodes of all sub-topologies that the threads process."""
         works = [work for thread in self._threads for work in thread.every]
         return [node for work in works for node in work.nodes]
 
     def status(self) -> tuple[ShareStatus, ...]:
-        """Return the state of each sub-topology."""
+        """Return the state of each sub-topology on this instance."""
         figures = self.figures()
         works = [work for thread in figures for work in thread.works]
         waits = [thread.waits for thread in figures]
@@ -115,7 +115,11 @@ def _status(
     waits: str,
     held: Mapping[str, int],
 ) -> ShareStatus:
-    """Return the state of a sub-topology, of which each thread does a part."""
+    """Return the state of a sub-topology, summed over the threads that work on it.
+
+    `waits`: why no thread takes records, or empty. `held`: the number of acquired
+    records by topic.
+    """
     topics = works[0].topics
     counts = [work.counts for work in works]
     written = Counter[str]()

@@ -1,21 +1,20 @@
-"""A share thread: a member of the application's share group that processes the records
-it acquires.
+"""Implements a share thread: a member of the application's share group that processes
+the records it acquires.
 
     poll -> calls -> program -> writer -> flush -> acknowledge -> the next poll
 
-Invariant: a record is acknowledged after its results are in the log. One that was not
-is delivered again, here or
-elsewhere: at-least-once, in any order.
+Invariant: a record is acknowledged after its results are in the log. An unacknowledged
+record is delivered once more, to this or another member: at-least-once, in any order.
 Invariant: while the thread runs, it releases an unprocessed record at most once,
-because the broker gives a record up after some failed deliveries
-(`group.share.delivery.count.limit`, five unless set). So a record to be retried is kept
+because the broker archives a record after some failed deliveries
+(`group.share.delivery.count.limit`, five by default). So a record to be retried is kept
 as long as the lock of its first delivery lasts. It is then released, so that another
-member can try it; the member that gets it then keeps it. Cost: nothing is polled while
-records of the last poll are unfinished (the client requires it), so a slow record holds
-up its own thread, and no other.
-Invariant: a record that ends the thread takes no others with it: the thread first
-finishes what else it has. They do not depend on it, and would wait for the supervisor's
-next start, and use up a delivery at each one. Turned down: exactly-once (a share
+member can try it, and that member keeps it. Cost: the client allows no poll while
+records of the last poll are unfinished, so a slow record delays its own thread, but no
+other.
+Invariant: a record that ends the thread does not affect others: the thread first
+finishes its other records. Otherwise they would wait for the next start by the
+supervisor, and each start would use up a delivery. Turned down: exactly-once (a share
 consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the client
 cannot).
 """
@@ -58,27 +57,28 @@ from coopstreams.topology.errors import (
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Time-out of a poll. Short, because a record's lock is timed from the beginning of the
-poll.
+"""The time-out of a poll. It is short because a record's lock is timed from the
+beginning of the poll.
 """
 LOOK_S = 0.5
-"""Pause between two checks of whether a thread may work again, or its calls have ended.
+"""The pause between two checks of whether a thread may take records, or its calls have
+ended.
 """
 ACKNOWLEDGE_S = 30.0
-"""How long the broker may take to answer an acknowledgement."""
+"""The time-out of the broker's answer to an acknowledgement."""
 LOCK_PART = 0.8
-"""A failed record is kept for this part of its lock time, and then released."""
+"""The part of its lock time for which a failed record is kept before it is released."""
 AGAIN_S = 1.0
-"""The pause before a share group that does not answer is joined again."""
+"""The pause before the thread rejoins a share group that does not answer."""
 MOST_DELIVERIES = 5
 """The default of the brokers' `group.share.delivery.count.limit`."""
 MOST_SHOWN = 10
-"""The most records that one line of the log names."""
+"""The most records that one log line names."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFigures:
-    """What a share thread has done for one sub-topology since it started."""
+    """The counts of a share thread for one sub-topology since the thread started."""
 
     subtopology: int
     topics: tuple[str, ...]
@@ -88,35 +88,42 @@ class WorkFigures:
 
 @dataclass(frozen=True, slots=True)
 class ShareFigures:
-    """What a share thread says of itself, all that other threads read of it."""
+    """The figures that a share thread publishes, and all that other threads read of
+    it.
+    """
 
     number: int
     waits: str
-    """Why the thread takes no records, in words; empty: it does."""
+    """The reason why the thread takes no records, in words; empty if it takes
+    records.
+    """
     moved_at: float
-    """When the thread last polled, or finished a record (`Host.now`)."""
+    """The time of the thread's last poll or last finished record (`Host.now`)."""
     held: Mapping[str, int] = field(default_factory=dict)
-    """By topic, the records that it has acquired and not acknowledged."""
+    """The number of records acquired and not yet acknowledged, by topic."""
     ident: int | None = None
-    """The id of the thread of Python that runs it; None: it has not started."""
+    """The id of the Python thread that runs it, or None if it has not started."""
     pauses: str = ""
-    """Why calls are not begun, in words; empty: they are."""
+    """The reason why no calls are begun, in words; empty if calls are begun."""
     retrying: bool = False
-    """Whether it has failed records to process again."""
+    """Whether the thread has failed records that wait for a retry."""
     flushing: bool = False
-    """Whether it waits until the brokers have its results."""
+    """Whether the thread waits for a flush of its results to the brokers."""
     works: tuple[WorkFigures, ...] = ()
-    """By sub-topology."""
+    """The counts of each sub-topology."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareTimes:
-    """The times of a share thread. Units: seconds."""
+    """The intervals and time-outs of a share thread.
+
+    Units: seconds.
+    """
 
     commit_s: float
     """The commit interval."""
     lock_s: float
-    """For how long no other member gets a record."""
+    """The time for which the broker gives an acquired record to no other member."""
     flush_s: float
     """The time-out of a flush of the writer."""
 
@@ -124,15 +131,15 @@ class ShareTimes:
     def acknowledge_s(self) -> float:
         """The time between two acknowledgements.
 
-        Short also with a long commit interval: beside a slow record, the locks of those
-        that are done would end.
+        It is short even if the commit interval is long: while a slow record is
+        processed, the locks of finished records would end.
         """
         return min(self.commit_s, (1 - LOCK_PART) * self.lock_s)
 
 
 class ShareThread:
-    """One member of the share group, for all sub-topologies whose records it deals.
-    `start` and `stop` from outside.
+    """One member of the share group, for all sub-topologies that read by it. Other
+    threads call `start`, `ask_to_stop` and `join`.
     """
 
     def __init__(
@@ -146,8 +153,8 @@ class ShareThread:
         holds: Callable[[], str],
         emit: Callable[[Event], None],
     ) -> None:
-        """`connect`: returns a new member of the group. `holds`: why no record may be
-        taken now; empty: they may.
+        """`connect`: returns a new member of the group. `holds`: returns the reason why
+        no record may be taken now; empty if records may be taken.
         """
         host = services.host
         self.number = number
@@ -158,7 +165,7 @@ class ShareThread:
         self._moved_at = host.now()
         self._ident: int | None = None
         self.every = tuple(works)
-        """The work of each sub-topology."""
+        """The `SharedWork` of each sub-topology."""
         self._connect = connect
         self._holds = holds
         self._emit = emit
@@ -169,15 +176,15 @@ class ShareThread:
         self._host = host
         self._client: Deliverer | None = None
         self._connected = False
-        """Whether a client was ever made: the settings are good."""
+        """Whether `connect` has succeeded once, so the client's settings are good."""
         self._ready: list[Delivery] = []
         self._later: list[Delivery] = []
         self._done: list[Delivery] = []
-        """Processed, and not acknowledged yet."""
+        """The processed records that are not acknowledged yet."""
         self._failed: list[Delivery] = []
-        """They end the thread."""
+        """The records whose failures end the thread."""
         self._ends: ProcessingError | None = None
-        """The error of the first of them."""
+        """The error of the first record in `_failed`, or None."""
         self._acknowledge_at = 0.0
         self._pace = Pace()
         self._in_vain = InVain()
@@ -185,21 +192,23 @@ class ShareThread:
         self._news = host.signal()
         self._thread = host.thread(self._run, f"share-{number}")
         self.figures = self._figures()
-        """What other threads read of this one: replaced as a whole."""
+        """The figures that other threads read; replaced as a whole."""
 
     def start(self) -> None:
-        """Begin to take records."""
+        """Start the thread, which then joins the group and takes records."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have it finish the calls under way, release the rest, and end; return at
-        once.
+        """Ask the thread to finish the calls under way, release the other records, and
+        end. Return at once.
         """
         self._stopping = True
         self._news.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until it has ended; return whether it has, within this time."""
+        """Wait until the thread has ended, for at most `timeout_s`. Return whether it
+        has ended.
+        """
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -240,8 +249,8 @@ class ShareThread:
             self._emit(Failed(error, f"share thread {self.number}"))
 
     def _is_through(self) -> bool:
-        """Whether a record ends the thread, and the others that it has are done, to be
-        retried, or lose their lock.
+        """Return whether the thread can end after a fatal failure: its other records
+        are processed, wait for a retry, or will lose their locks.
         """
         if self._ends is None:
             return False
@@ -293,7 +302,9 @@ class ShareThread:
             work.open(self._news.set)
 
     def _work(self) -> None:
-        """Poll records if none is left, and begin their calls."""
+        """Poll records if none is left, begin their calls, process those that are
+        ready, and acknowledge when due.
+        """
         assert self._client is not None
         if not self._held:
             began = self._host.now()
@@ -334,7 +345,9 @@ class ShareThread:
         self._ready += (delivery for delivery in deliveries if not delivery.waits_for)
 
     def _look(self) -> None:
-        """Find the records whose calls have ended, and those whose pause is over."""
+        """Add the records whose calls have ended to the ready ones, begin the retries
+        that are due, and release retries whose lock ends.
+        """
         for work in self.every:
             if work.calls is not None:
                 self._ready += work.calls.ready()
@@ -357,7 +370,9 @@ class ShareThread:
             self._answer(released, done=False)
 
     def _released_at(self, delivery: Delivery) -> float:
-        """Return when a record that failed is released to another member."""
+        """Return the time at which a failed record is released to another member;
+        infinity if this member keeps it.
+        """
         return (
             self._kept_until(delivery)
             if delivery.record.deliveries == 1
@@ -368,7 +383,7 @@ class ShareThread:
         return delivery.until - (1 - LOCK_PART) * self._times.lock_s
 
     def _next_s(self) -> float:
-        """Return how long to wait for calls and pauses."""
+        """Return for how long the thread waits for calls and retries, in seconds."""
         at = [self._acknowledge_at if self._done else float("inf")]
         for delivery in self._later:
             assert delivery.again_at is not None
@@ -376,7 +391,7 @@ class ShareThread:
         return max(0.0, min(LOOK_S, min(at) - self._host.now()))
 
     def _step(self) -> None:
-        """Process records for about `STEP_S`."""
+        """Process ready records for about `STEP_S` seconds."""
         give_up = self._host.now() + STEP_S
         ready = self._ready
         self._ready = []
@@ -414,7 +429,9 @@ class ShareThread:
             )
 
     def _acknowledge(self) -> None:
-        """Flush the results to the log, and acknowledge their records."""
+        """Flush the results to the log, and acknowledge the records that they come
+        from.
+        """
         self._acknowledge_at = self._host.now() + self._times.acknowledge_s
         if not self._done:
             return
@@ -450,7 +467,9 @@ class ShareThread:
             )
 
     def _say_given_up(self, released: Sequence[Delivery]) -> None:
-        """Log the records that no member gets again: the brokers say so to nobody."""
+        """Log the released records that the broker will not deliver any more. Brokers
+        do not report them.
+        """
         last = [
             each.place
             for each in released
@@ -473,14 +492,14 @@ class ShareThread:
             )
 
     def _undo(self, error: LogError) -> None:
-        """Queue again the records whose results are not in the log, also if the thread
-        ends with the error.
+        """Abort the results that are not in the log, and make their records ready for
+        another run, even if the thread ends with the error.
 
-        A writer reports a record that it has given up only once: the flush before the
-        thread leaves would succeed, and the source records would be acknowledged.
+        A writer reports a lost record only once. Without the abort, the flush before
+        the thread leaves would succeed, and the source records would be acknowledged.
 
         Raises:
-            LogError: repetition does not cure the error.
+            LogError: another run cannot cure the error.
         """
         self._ready += (delivery for delivery in self._done if not delivery.mark)
         self._done = [delivery for delivery in self._done if delivery.mark]
@@ -501,8 +520,8 @@ class ShareThread:
             self._refusals.expect()
 
     def _leave(self) -> None:
-        """Wait briefly for the calls under way, acknowledge what is done, release the
-        rest, leave the group.
+        """Wait briefly for the calls under way, acknowledge the processed records,
+        release the other records, and leave the group.
         """
         if self._client is None:
             return

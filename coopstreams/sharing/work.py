@@ -1,12 +1,12 @@
-"""The work of one sub-topology on one share thread: its program over records that a
-share group has delivered.
+"""Processes records that a share group has delivered, by the program of one
+sub-topology on one share thread.
 
-Many records of a partition go through the program at once. If one of them fails for
-good or is to be processed again later, the outputs of the batch are dropped, and its
-records are processed again one by one. So only those that fail are left out, and
-functions may see a record twice.
+The program processes many records of a partition at once. If one of them fails for good
+or is to be retried later, the outputs of the batch are dropped, and its records are
+processed once more one by one. So only failed records are left out, and functions may
+see a record twice.
 
-Invariant: results and dead letters reach the writer only for records that passed; the
+Invariant: results and dead letters are written only for records that did not fail; the
 writer's flush comes before their acknowledgement.
 """
 
@@ -47,15 +47,17 @@ from coopstreams.topology.task_id import TaskId
 
 
 class Deliveries:
-    """Counts the attempts at records that come in any order; otherwise as
-    `tries.Tries`.
+    """The number of attempts at each record, for records that come in any order; used
+    in place of `tries.Tries`.
     """
 
     def __init__(self) -> None:
         self.at_hand: Mapping[tuple[TopicPartition, int], Delivery] = {}
 
     def attempt(self, task: TaskId, failure: Failure) -> int:  # noqa: ARG002 as of all `Attempts`
-        """Return the number of attempts at the record of this failure."""
+        """Return the number of attempts at the record of this failure, including this
+        attempt.
+        """
         delivery = self.at_hand.get(
             (failure.source, -1 if failure.offset is None else failure.offset)
         )
@@ -67,7 +69,7 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class ShareServices:
-    """What the share threads of an instance use of it."""
+    """The parts of an instance that its share threads use."""
 
     config: Config
     metrics: Metrics
@@ -75,15 +77,15 @@ class ShareServices:
     sayings: Sayings
     refusals: Refusals
     partitions: Callable[[str], int]
-    """Returns the partition count of a topic."""
+    """A function that returns the partition count of a topic."""
     global_tables: Mapping[str, TableStore]
     dead_letter_topics: Mapping[str, str]
-    """Of nodes with their own."""
+    """The dead-letter topics of the nodes that have one of their own."""
     host: Host
 
 
 class SharedWork:
-    """One sub-topology on one share thread; used by that thread only.
+    """The work on one sub-topology by one share thread. It is used by that thread only.
 
     Shape: `id` names the sub-topology in counts; its partition is the number of the
     thread.
@@ -102,8 +104,8 @@ class SharedWork:
         self.redelivered = 0
         self.tally = Tally()
         self.calls: DeliveryCalls | None = None
-        """The calls under way; None: no node is asynchronous, or the thread is not a
-        member now.
+        """The calls under way. None: no node is asynchronous, or the thread is not a
+        member of the group now.
         """
         self._retried = 0
         self._program = program
@@ -114,8 +116,8 @@ class SharedWork:
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
         self._left_out: list[tuple[TaskId, Failure, Answer]] = []
-        """What the failure handler has left out of the batch, which counts when the
-        batch passes.
+        """The failed records that the handler has left out of the current batch. They
+        are counted when the batch succeeds.
         """
         self._sinks = {
             node.topic: node.name
@@ -147,17 +149,19 @@ class SharedWork:
 
     @cached_property
     def topics(self) -> tuple[str, ...]:
-        """The topics of the sub-topology."""
+        """The source topics of the sub-topology."""
         return self._program.subtopology.topics
 
     @property
     def retries(self) -> int:
-        """How many calls of asynchronous operators were made again."""
+        """The number of calls of asynchronous operators that were retries."""
         calls = self.calls
         return self._retried + (0 if calls is None else calls.retries)
 
     def open(self, tell: Callable[[], None]) -> None:
-        """Begin to take records. `tell`: see `DeliveryCalls`."""
+        """Prepare the work when the thread joins the group. `tell`: see
+        `DeliveryCalls`.
+        """
         if self._program.ahead is not None:
             self.calls = DeliveryCalls(
                 self._program,
@@ -167,14 +171,14 @@ class SharedWork:
             )
 
     def close(self) -> None:
-        """Cancel the calls under way; forget them."""
+        """Cancel and drop the calls under way."""
         if self.calls is not None:
             self.calls.cancel()
             self._retried += self.calls.retries
             self.calls = None
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
-        """Count records that were delivered."""
+        """Count the records of a poll in the metrics."""
         for topic in {delivery.record.topic for delivery in deliveries}:
             of_it = [
                 delivery for delivery in deliveries if delivery.record.topic == topic
@@ -185,8 +189,8 @@ class SharedWork:
             self._metrics.redelivered(self.id, topic, again)
 
     def begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
-        """Begin the calls that records of one partition need; those with `waits_for` 0
-        can be processed at once.
+        """Begin the calls that records of one partition need. Records whose `waits_for`
+        is then 0 can be processed at once.
         """
         if self.calls is not None:
             self.calls.begin(
@@ -202,16 +206,16 @@ class SharedWork:
     ) -> tuple[
         list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None
     ]:
-        """Run records of one partition through the program, and hand their results to
+        """Run records of one partition through the program, and pass their results to
         the writer.
 
-        Return those that passed, those that are to be processed again later, and the
-        first error that ends the thread: then the records that failed so are in neither
-        list.
+        Return the records that succeeded, the records to retry later, and the first
+        error that ends the thread. Records that failed with an error that ends the
+        thread are in neither list.
 
         Raises:
             LogError: the writer does not take a result, or the schema registry cannot
-            be reached.
+                be reached.
         """
         if not self._services.refusals.expected or len(deliveries) == 1:
             try:
@@ -275,8 +279,8 @@ class SharedWork:
         return self._program.timestamp_of.get(source.topic)
 
     def _leave_out_refused(self, record: AcquiredRecord) -> None:
-        """Hand those results of a record that their topics would refuse to the failure
-        handler, and keep the others.
+        """Remove the results of a record that their topics would refuse, and pass each
+        to the failure handler.
         """
         for output in self.program.outputs.values():
             self._services.refusals.leave_out(
@@ -325,8 +329,8 @@ class SharedWork:
 class DeliveryCalls:
     """The calls of one sub-topology on one share thread, until `cancel`.
 
-    Records have no order: each is ready when its own calls have ended. One thread,
-    except `_ended`.
+    Records have no order: each is ready when its own calls have ended. Use it on one
+    thread; only `_ended` is called on others.
     """
 
     def __init__(
@@ -336,7 +340,9 @@ class DeliveryCalls:
         tell: Callable[[], None],
         host: Host,
     ) -> None:
-        """`tell` is called on another thread when calls have ended."""
+        """`ahead`: the part of the program that finds the calls. `tell`: called on
+        another thread when calls have ended.
+        """
         self._nodes = {
             node.name: node
             for node in program.subtopology.nodes
@@ -348,20 +354,22 @@ class DeliveryCalls:
         }
         self._ahead = ahead.bind({}, self._leave_to_the_program, caching=False)
         self._unread: dict[int | None, Exception] = {}
-        """Why records were not read ahead, by offset: the schema registry was away."""
+        """The errors of records that could not be read ahead because the schema
+        registry did not answer, by offset.
+        """
         self._topics = frozenset(ahead.subtopology.topics)
         self._tell = tell
         self._done: deque[DeliveryCall] = deque()
-        """Calls that have ended since the last `ready`: other threads add them."""
+        """The calls that have ended since the last `ready`. Other threads add them."""
 
     @property
     def retries(self) -> int:
-        """How many calls were made again."""
+        """The number of calls that were retries."""
         return sum(lane.retried for lane in self._lanes.values())
 
     @property
     def pauses(self) -> str:
-        """Why calls are not begun, in words; empty: they are."""
+        """The reason why no calls are begun, in words; empty if calls are begun."""
         return "; ".join(
             f"calls of {name} pause: {why}"
             for name, lane in self._lanes.items()
@@ -374,8 +382,8 @@ class DeliveryCalls:
         columns: Columns,
         deliveries: Sequence[Delivery],
     ) -> None:
-        """Begin the calls of records of one partition; each has the number of its calls
-        from now on.
+        """Begin the calls of records of one partition, and set the number of its calls
+        in each record's `waits_for`.
         """
         for delivery in deliveries:
             delivery.calls = []
@@ -406,8 +414,8 @@ class DeliveryCalls:
         columns: Columns,
         deliveries: Sequence[Delivery],
     ) -> None:
-        """Find the calls that records need; those that cannot be read now get calls
-        that have failed.
+        """Find the calls that records need. Records that cannot be read now get calls
+        that have already failed.
         """
         self._ahead.wanted.clear()
         self._unread.clear()
@@ -421,9 +429,7 @@ class DeliveryCalls:
                 delivery.calls = [_failed(node, error) for node in nodes]
 
     def ready(self) -> list[Delivery]:
-        """Return the records whose calls have all ended since the last call of this
-        method.
-        """
+        """Return the records whose last call has ended since the previous `ready`."""
         found = []
         while self._done:
             call = self._done.popleft()
@@ -437,7 +443,7 @@ class DeliveryCalls:
         return found
 
     def drain(self) -> None:
-        """Let the calls under way end, and begin no other."""
+        """Let the calls under way end, and begin no others."""
         for lane in self._lanes.values():
             lane.drain()
 
@@ -447,14 +453,14 @@ class DeliveryCalls:
         return all(lane.drained for lane in self._lanes.values())
 
     def cancel(self) -> None:
-        """Cancel all calls."""
+        """Cancel all calls, and drop their results."""
         for lane in self._lanes.values():
             lane.cancel()
         self._done.clear()
 
     def _leave_to_the_program(self, failure: Failure) -> None:
-        """Drop a record that fails above the call: the program fails it again, and
-        reports it.
+        """Ignore the failure of a record above the call, because the program fails the
+        record once more and reports it. An error of the registry is kept in `_unread`.
         """
         if registry_is_away(failure.error):
             self._unread[failure.offset] = failure.error
@@ -465,8 +471,8 @@ class DeliveryCalls:
 
 
 def _failed(node: AsyncMap, error: Exception) -> DeliveryCall:
-    """Return a call that was not made. Should the program come to it, it fails as it
-    did ahead of it.
+    """Return a call that was not made and has already failed, for a record that could
+    not be read. If the program reaches the call, it fails with the same error.
     """
     call = DeliveryCall(node.function, (), None, node.name, None)
     call.error = error

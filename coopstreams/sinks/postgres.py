@@ -1,12 +1,12 @@
-"""`PostgresSink`: applies records to a table of PostgreSQL, exactly once.
+"""Implements `PostgresSink`, which applies records to a PostgreSQL table exactly once.
 
 A table `coopstreams_positions` in the same database has a row for each partition of
 each sink: the position, the term of its owner, and the refused records. The row changes
 in the transaction that changes the user's table.
 
-Invariant: the row of a partition is locked from the first statement of a transaction,
-and has the session's term: so an earlier owner waits for the lock, finds a later term,
-and changes nothing. Turned down: advisory locks (a pool between client and server gives
+Invariant: the first statement of a transaction locks the partition's row and requires
+the session's term. So an earlier owner waits for the lock, finds a later term, and
+changes nothing. Turned down: advisory locks (a pool between client and server gives
 them to another client), prepared transactions (off by default, and left behind by a
 crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
 say which row is refused).
@@ -46,27 +46,27 @@ from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 Columns: TypeAlias = Mapping[str, Any]
 _Statement: TypeAlias = tuple[str, tuple[str, ...]]
-"""The action of a record (`put` or `delete`) and its columns: records with equal
-statements are one batch.
+"""The action of a record (`put`, `delete` or empty) and its columns. Consecutive
+records with equal statements are one batch.
 """
 
 _TIMES = (
     "SET statement_timeout = '30s'; SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '20s'; "
     "SET synchronous_commit = on"
 )
-"""Limits, so that a suspended process does not block its successor; and durable
-commits.
+"""Settings of a connection: time limits, so that a suspended process does not block its
+successor, and durable commits.
 """
 _DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
-"""Connection parameters, unless the DSN sets them."""
+"""The connection parameters that apply unless the DSN sets them."""
 _OF_THE_RECORD = ("22", "23", "42", "44", "54", "P0")
-"""Classes of errors that come from the content of a row: data, constraints, types,
-views, limits (a key too long for an index), triggers. A server that takes no writes any
-more says class 54, too, but it has refused the position before.
+"""Classes of errors that are caused by the content of a row: data, constraints, types,
+views, limits (a key too long for an index), triggers. A server that accepts no more
+writes reports class 54 as well, but it reports it for the position first.
 """
 _OF_THE_TABLE = ("42501", "42P01", "42P10")
-"""No privilege, no table, no unique index on the key: opening the next session raises
-it.
+"""Error codes for a missing privilege, table, or unique index on the key. The opening
+of the next session raises them.
 """
 
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
@@ -82,12 +82,12 @@ _JSON_COLUMNS = """SELECT attname, coalesce(nullif(typbasetype, 0), pg_type.oid)
     FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
     WHERE attrelid = %s::regclass AND attnum > 0
     AND coalesce(nullif(typbasetype, 0), pg_type.oid) IN ('json'::regtype, 'jsonb'::regtype)"""
-"""The columns of a table that hold JSON, also by a domain, and whether they are `json`
-or `jsonb`.
+"""The query for the columns of a table that hold JSON, directly or by a domain, and
+whether their type is `json` or `jsonb`.
 """
 _CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
-"""Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names
-the record in this way.
+"""The statement that runs checks which a table defers to the commit (DEFERRABLE
+INITIALLY DEFERRED), so that the failing record is known.
 """
 
 
@@ -110,17 +110,17 @@ def fields_of(_: Any, value: Any) -> Columns:
 class PostgresSink:
     """A table of PostgreSQL, for `to_sink`.
 
-    With `key`, each record is a row: it is inserted or, if a row has the key, replaces
-    the columns of it, and a null value deletes the row. `key` is the column of the
-    record's key; if there are several, the keys are tuples or lists, or have fields of
-    these names. The table needs a primary key or a unique index on them. Without `key`,
-    each record is inserted as a new row.
+    With `key`, each record is a row. It is inserted or, if a row with the key exists,
+    its columns replace those of the row; a null value deletes the row. `key`: the name
+    of the column for the record's key. If there are several names, the keys are tuples
+    or lists, or have fields of these names. The table needs a primary key or a unique
+    index on these columns. Without `key`, each record is inserted as a new row.
 
     `columns(key, value)` returns the other columns by name; by default the fields of
-    the value. None leaves the record out. A value for a column of `json` or `jsonb` is
-    written as JSON, whatever its type; None is NULL. `dsn`: as of libpq, which also
-    reads its environment (`PGPASSWORD`, `PGPASSFILE`, `PGSERVICE`). `table` and
-    `positions` may name a schema (`sales.totals`).
+    the value. If it returns None, the record is skipped. A value for a column of `json`
+    or `jsonb` is written as JSON, whatever its type; None is NULL. `dsn`: as in libpq,
+    which also reads its environment (`PGPASSWORD`, `PGPASSFILE`, `PGSERVICE`). `table`
+    and `positions` may name a schema (`sales.totals`).
     """
 
     dsn: str = field(repr=False)
@@ -147,17 +147,17 @@ class PostgresSink:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns of the key."""
+        """The names of the columns that hold the key; none without `key`."""
         return (self.key,) if isinstance(self.key, str) else self.key or ()
 
     def open(self, partition: SinkPartition, begin: int | None) -> PostgresSession:
-        """Take over a partition.
+        """Take over a partition and return its session.
 
         Raises:
             SinkUnavailableError: the server is unavailable, or an earlier session does
-            not end.
+                not end.
             ConfigError: the table cannot take the records, or the positions are not
-            those of this topic.
+                those of this topic.
         """
         with _heard(self.dsn):
             connection = _connected(self.dsn, partition)
@@ -172,11 +172,11 @@ class PostgresSink:
             raise
 
     def _check(self, connection: Any) -> None:
-        """Have the server plan the statements, which needs the table, its privileges
-        and a unique index.
+        """Check by a plan of the statements that the table, its privileges and a unique
+        index on the key exist.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the server cannot plan a statement.
         """
         import psycopg
 
@@ -211,11 +211,10 @@ class PostgresSink:
             ) from error
 
     def _json_columns(self, connection: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """Return psycopg's wrapper of values for each column of the table that holds
-        JSON.
+        """Return psycopg's JSON wrapper for each column of the table that holds JSON.
 
-        The type of a value does not decide: psycopg writes a list as an array, and text
-        as it stands.
+        The wrapper depends on the column because psycopg writes a list as an array, and
+        text unchanged.
         """
         from psycopg.types.json import Json, Jsonb
 
@@ -228,12 +227,12 @@ class PostgresSink:
         partition: SinkPartition,
         begin: int | None,
     ) -> Any:
-        """Take over the position of a partition; make the table of the positions if it
-        is not there.
+        """Take over the position of a partition and return its row. If the table of
+        positions does not exist, create it.
 
         Raises:
-            ConfigError: it cannot be made or used, or the position is not that of this
-            topic.
+            ConfigError: the table cannot be created or used, or the position is not
+                that of this topic.
         """
         import psycopg
 
@@ -287,7 +286,7 @@ class PostgresSink:
 
 
 class PostgresSession:
-    """One owner's connection for one partition."""
+    """One owner's connection for one partition of a sink."""
 
     def __init__(
         self,
@@ -314,11 +313,13 @@ class PostgresSession:
         on_refused: OnRefused,
         settled: int,
     ) -> None:
-        """Apply records, and the position behind them, in one transaction.
+        """Apply records, and the position after them, in one transaction.
+
+        `settled`: stored refused offsets below it are deleted.
 
         Raises:
-            SinkUnavailableError: the server is unavailable, and the outcome unknown.
-            FencedError: a later session has the partition.
+            SinkUnavailableError: the server is unavailable, and the outcome is unknown.
+            FencedError: a later session has taken over the partition.
         """
         import psycopg
 
@@ -344,7 +345,7 @@ class PostgresSession:
         self.refused = refused
 
     def close(self) -> None:
-        """Close the connection; the server rolls back what is not committed."""
+        """Close the connection. The server rolls back uncommitted changes."""
         self._connection.close()
 
     def _move(self, position: int, refused: frozenset[int]) -> None:
@@ -360,7 +361,7 @@ class PostgresSession:
         self,
         wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]],
     ) -> None:
-        """Write records in order; consecutive records with the same statement are
+        """Write records in order. Consecutive records with the same statement are
         written together.
         """
         for statement, alike in groupby(wanted, key=lambda each: each[1]):
@@ -394,8 +395,10 @@ class PostgresSession:
         on_refused: OnRefused,
         refused: list[int],
     ) -> None:
-        """Write the records that the server takes; find the others by bisection,
-        because few are bad as a rule.
+        """Write the records that the server accepts; pass each other record to
+        `on_refused` and append its offset to `refused`.
+
+        The refused records are found by bisection, because there are few.
         """
         import psycopg
 
@@ -418,8 +421,8 @@ class PostgresSession:
             refused.append(records[0].offset)
 
     def _wanted(self, record: SinkRecord) -> tuple[_Statement, Sequence[Any]]:
-        """Return the statement that applies a record, and its values; an empty
-        statement if it changes nothing.
+        """Return the statement that applies a record, and its values. The statement is
+        empty if the record changes nothing.
         """
         names = self._sink.key_columns
         of_key: Sequence[Any] = ()
@@ -435,8 +438,8 @@ class PostgresSession:
         return ("put", tuple(others)), (*of_key, *of_columns)
 
     def _values(self, names: Iterable[str], values: Iterable[Any]) -> Sequence[Any]:
-        """Return values as psycopg writes them to these columns: as JSON where a column
-        holds JSON; None is NULL.
+        """Return values in the form in which psycopg writes them to these columns: JSON
+        if the column holds JSON. None is NULL.
         """
         from psycopg.types.json import Json, Jsonb
 
@@ -491,7 +494,7 @@ def _connected(dsn: str, partition: SinkPartition) -> Any:
 
 @contextmanager
 def _heard(dsn: str) -> Iterator[None]:
-    """Translate the client's errors into ours."""
+    """Translate psycopg's errors in the `with` block into `SinkUnavailableError`."""
     import psycopg
 
     try:
@@ -503,7 +506,7 @@ def _heard(dsn: str) -> Iterator[None]:
 
 
 def _place(dsn: str) -> str:
-    """Return the address of a server, without secrets."""
+    """Return the address of a server without its credentials."""
     from psycopg.conninfo import conninfo_to_dict
 
     given = conninfo_to_dict(dsn)
@@ -511,7 +514,7 @@ def _place(dsn: str) -> str:
 
 
 def _refuses(error: Any) -> bool:
-    """Whether an error comes from the content of the records."""
+    """Return whether an error is caused by the content of the records."""
     state = error.sqlstate
     if state is None:  # the client cannot write a value
         import psycopg
@@ -529,12 +532,14 @@ def _said(error: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON; objects within it as `serdes.json(Type)` writes them."""
+    """Return a value as JSON text; objects in it are written as `serdes.json(Type)`
+    writes them.
+    """
     return json.dumps(value, default=msgspec.to_builtins)
 
 
 def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the values of the key's columns."""
+    """Return the values of the key's columns for a record's key."""
     if len(names) == 1:
         return (key,)
     # a key that was written as a tuple is a list when serdes.json has read it
@@ -550,14 +555,14 @@ def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _quoted(table: str) -> str:
-    """Return the name of a table, perhaps with a schema, as SQL writes it without
-    folding its case.
+    """Return the quoted name of a table, which may have a schema, so that SQL keeps its
+    case.
     """
     return ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
 
 
 def _name(column: str) -> str:
-    """Return a name as it stands in SQL that psycopg formats."""
+    """Return the quoted name of a column, escaped for psycopg's formatting."""
     return (
         '"'
         + column.replace('"', '""')

@@ -1,9 +1,10 @@
-"""Births of records in timed topics, as headers: see `timed_topics`.
+"""Writes and reads the births of records in timed topics as headers: see
+`timed_topics`.
 
     __coopstreams.birth    8 bytes, big-endian: milliseconds since the epoch
 
-A record whose birth is its timestamp, as in a partition in order, has no such header.
-The header is the last one, and no program sees it.
+A record whose birth is its timestamp, as in a partition in order, does not have this
+header. The header is the last one, and it is removed before a program gets the record.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def with_births(
     births: Sequence[int],
     timestamps: Sequence[int],
 ) -> Sequence[Headers | None] | None:
-    """Return a column of headers with the births that are not the timestamps.
+    """Return a column of headers, with a birth header for each record whose birth is
+    not its timestamp.
 
-    `births`: none, if the topic is not timed.
+    `births`: empty if the topic is not timed.
     """
     if not births or births == timestamps:
         return headers
@@ -43,8 +45,8 @@ def births_in(
     headers: Sequence[Headers | None] | None,
     timestamps: Int64s,
 ) -> tuple[list[int] | None, list[Headers | None] | None]:
-    """Return the births of records, None if all are the timestamps; and the headers
-    without them.
+    """Return the births of records, and their headers without the birth headers. None
+    in place of the births means that each birth is the timestamp.
     """
     if headers is None:
         return None, None

@@ -1,7 +1,7 @@
-"""Programs with asynchronous calls: operators that run before the calls, the order of
-records, and the results.
+"""Decides for programs with asynchronous calls which operators run before the calls and
+in which order records continue, and keeps the results of calls.
 
-Invariant: a result goes to the record of its call, or to none.
+Invariant: a result is used for the record of its call, or not at all.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
 
 
 class Wanted(NamedTuple):
-    """A call that a record needs: the record's row in its batch, the node, and the
-    node's input.
+    """A call that a record needs: the record's row in its batch, the node to call, and
+    the key and value to call it with.
     """
 
     row: int
@@ -71,15 +71,15 @@ class Wanted(NamedTuple):
 
 
 class Ended(Protocol):
-    """A call that has ended."""
+    """A call that has ended, with its result or its error."""
 
     value: Any
     error: Exception | None
 
 
 def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
-    """Return the asynchronous nodes and those that lead to them; None if there are
-    none.
+    """Return the part of a sub-topology that consists of the asynchronous nodes and the
+    nodes above them, or None if no node is asynchronous.
     """
     wanted = _leading_to_calls(subtopology)
     if not wanted:
@@ -109,15 +109,16 @@ def keys_suffice(subtopology: SubTopology) -> bool:
     """Return whether the result of a record depends on the earlier records of its own
     key only.
 
-    If so, records of other keys may overtake one that waits for a call; the reader has
-    the operator times that they need. The order of the partition is needed by
+    If so, records of other keys may overtake a record that waits for a call; the reader
+    has the operator times that they need. The order of the partition is needed by
     - operators that forward when time advances: suppressions, windows emitted on close,
       stream-stream joins, tables whose rows expire;
-    - operators that look back over expired rows: sessions, sliding windows, versions;
-    - processors, which are the user's;
+    - operators that read expired rows: sessions, sliding windows, versions;
+    - processors, whose code is unknown;
     - windows that a record reaches depending on the result of a call;
     - calls with `order="partition"`;
-    - tables restored from their source topic, whose state is known by one offset only.
+    - tables restored from their source topic, whose state must correspond to one
+      offset.
     """
     analysis = Analysis(subtopology)
     return all(
@@ -158,14 +159,16 @@ def _chosen_by_result(node: Node, analysis: Analysis) -> bool:
 
 
 def _has_result(node: Node, analysis: Analysis) -> bool:
-    """Return whether the node gets the result of a call, or is one."""
+    """Return whether the node is asynchronous or gets the result of an asynchronous
+    node.
+    """
     return isinstance(node, Asynchronous) or any(
         _has_result(analysis.named(name), analysis) for name in node.parents
     )
 
 
 class Results:
-    """The results of the calls of the records that are processed next, which are of one
+    """The results of the calls for the records that are processed next, all of one
     partition.
     """
 
@@ -173,8 +176,8 @@ class Results:
         self._ended: dict[tuple[str, int], deque[Ended]] = {}
 
     def clear(self) -> None:
-        """Forget results that no record took: a function above the call gave another
-        answer the second time.
+        """Drop the results that no record took. There are such results if a function
+        above the call gave another answer in the second run.
         """
         self._ended.clear()
 
@@ -184,18 +187,18 @@ class Results:
         offset: int,
         call: Ended,
     ) -> None:
-        """Add the result of a record at a node; results come in the order in which the
-        node is called.
+        """Add the result of a record's call of a node. Results of one record come in
+        the order in which the node is called.
         """
         self._ended.setdefault((node, offset), deque()).append(call)
 
     def take(self, node: str, offset: int) -> Any:
-        """Return the result of a record's call.
+        """Return the result of a record's next call of a node, and remove it.
 
         Raises:
             Exception: the call failed.
-            TopologyError: no call was made for this record: a function above the call
-            is not deterministic.
+            TopologyError: no call was made for this record, because a function above
+                the call is not deterministic.
         """
         ended = self._ended.get((node, offset))
         if not ended:

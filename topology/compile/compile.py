@@ -1,12 +1,12 @@
 """Compiles a sub-topology to a `Program`: generates one function for each source, and
 binds it to each task's stores.
 
-The generated source is registered in `linecache`: tracebacks, debuggers and
-`Program.compiled(...).text` show it.
+The generated source is registered in `linecache`, so tracebacks and debuggers show it.
+`Program.compiled(...).text` has it as well.
 
 Invariant: generated code depends only on the nodes, the record cache, whether tasks
-share partitions, whether records come in the order of their keys only, whether one that
-fails may be dropped, and which stores are native. It has no data of a task.
+share partitions, whether only the records of each key come in order, whether a failed
+record may be dropped, and which stores are native. It contains no data of a task.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _Cached: TypeAlias = (
     | Filter
     | MapValues
 )
-"""Tables whose updates the record cache holds back, if they have a store."""
+"""The tables whose updates the record cache holds back, if they have a store."""
 
 
 def compile_subtopology(
@@ -104,13 +104,13 @@ def compile_subtopology(
 ) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
-    `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads
-    parts of JSON values; None: values become dicts. `may_drop`: whether a record at
-    which a function raises may be dropped, so that others go on.
+    `wrapper`: wraps each node except the sources; None: no node is wrapped. `parts`:
+    makes the reader of parts of JSON values; None: values become dicts. `may_drop`:
+    whether a record may be dropped, while the task goes on, if a user function raises.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a
-        kind of node.
+            kind of node.
     """
     sources = _sources(subtopology)
     for node in subtopology.nodes:
@@ -178,7 +178,7 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
 
 @dataclass(frozen=True, slots=True)
 class _Compilation:
-    """What the code of all variants of a program is made from."""
+    """The input from which the code of every variant of a program is generated."""
 
     title: str
     subtopology: SubTopology
@@ -195,7 +195,7 @@ class _Compilation:
         by_key: bool = False,
         native: frozenset[str] = frozenset(),
     ) -> Compiled:
-        """Return the code of a variant."""
+        """Return the generated code of one variant; see `Variant`."""
         compiler = Compiler(
             Analysis(self.subtopology),
             self.operators,
@@ -236,7 +236,7 @@ class _Compilation:
 
 
 def _text(compiler: Compiler, subtopology: SubTopology) -> str:
-    """Return the source of a sub-topology."""
+    """Return the source code of a sub-topology."""
     for node, store in tables.tables_that_expire(compiler):
         tables.expire_rows(compiler, node, store)
     sources = [node for node in subtopology.nodes if isinstance(node, Source)]
@@ -255,8 +255,8 @@ def _flushes(compiler: Compiler) -> list[str]:
     """Generate the functions that forward the updates in the record caches, parents
     first; return their names.
 
-    A suppression forwards after the updates that may still replace its own, not at the
-    moment that stream time passes.
+    With a record cache, a suppression forwards at the flush, after the updates that may
+    replace those that it holds, rather than when stream time advances.
     """
     names = []
     for node in compiler.analysis.nodes if compiler.caching else ():
@@ -275,10 +275,10 @@ def _flushes(compiler: Compiler) -> list[str]:
 
 
 def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
-    """Return the store of a table whose updates are held back until the flush, and its
-    row key serde.
+    """Return the store of a table whose updates are held back until the flush, and the
+    serde of its row keys.
 
-    None: the node is no such table, or has no children.
+    None: the node is not a table of this kind, or has no children.
     """
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
         return None  # another node forwards its updates
@@ -293,7 +293,7 @@ def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | No
 
 
 def _source_function(compiler: Compiler, source: Source) -> str:
-    """Generate the loop over a batch of a source; return the function's name."""
+    """Generate the loop over a batch of a source; return the name of its function."""
     function = compiler.function(compiler.unit.identifier("from", source.name))
     function.parameters = ("keys", "values", "timestamps", "stream_times")
     if compiler.clocked:
@@ -344,8 +344,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Generate code: each record first advances the operator times to its columns,
-    which include siblings' records.
+    """Generate the code by which each record first advances the operator times to its
+    columns, which include siblings' records.
     """
     names = unit.operator_times_of(source.topics[0])
     if not names:
@@ -377,7 +377,7 @@ def _executed(
     text: str,
     constants: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Run the source as a module of its own and return its names."""
+    """Run the source as a module of its own and return the module's names."""
     # The hash in the file name keeps different code apart: a traceback must show the
     # code that ran.
     filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"

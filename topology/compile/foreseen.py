@@ -1,9 +1,9 @@
-"""The moments at which stream time advances, known before a task reaches them: also at
-records of other key ranges.
+"""Keeps the moments at which stream time will advance, including those at records of
+other key ranges, before a task reaches them.
 
-A task has the records of its own range only, and each with the stream time that all
-records before it had reached. So it would call a punctuation late, and with a later
-time, where another range's record has made it due.
+A task has the records of its own range only, each with the stream time that all records
+before it had reached. Without these moments it would call a punctuation late, and with
+a later time, if a record of another range has made it due.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from coopstreams.topology.graph.order_and_time import holds_results
 
 
 def foresees(subtopology: SubTopology) -> bool:
-    """Whether its tasks call punctuations at the records of other key ranges that make
-    them due.
+    """Return whether the sub-topology's tasks call punctuations at the records of other
+    key ranges that make them due.
 
-    Not where results are held until stream time has passed them, or rows of tables
-    expire: a task learns of the time of these operators with its next record, and a
-    punctuation would come before the results.
+    They do not if an operator holds results until stream time has passed them, or if
+    rows of tables expire. A task learns the time of these operators only with its next
+    record, so a punctuation would come before the results.
     """
     processors = [node for node in subtopology.nodes if isinstance(node, Processing)]
     others = [node for node in subtopology.nodes if not isinstance(node, Processing)]
@@ -37,8 +37,8 @@ def foresees(subtopology: SubTopology) -> bool:
 
 
 class Place(NamedTuple):
-    """A place in the order of all records: in a topic, where its stream time is
-    `now_ms`, in front of an offset.
+    """A place in the order of all records of a task: before an offset of a topic, where
+    the topic's stream time is `now_ms`.
     """
 
     topic: str
@@ -60,8 +60,10 @@ class Foreseen:
         advances: Iterable[Advances],
         reached_ms: int,
     ) -> None:
-        """Take in more of a topic's, in the order of the partition; forget those of
-        batches that the task has done.
+        """Add advances of a topic, in the order of its partition. Delete those of
+        batches that the task has processed.
+
+        `reached_ms`: the stream time that the task has reached in the topic.
         """
         chunks = self._chunks[topic]
         while chunks and chunks[0].times[-1] <= reached_ms:
@@ -74,10 +76,10 @@ class Foreseen:
         reached_ms: Mapping[str, int],
         place: Place,
     ) -> tuple[int, str] | None:
-        """Return the first advance to `due_ms` or later in front of a place: the time,
-        and the topic.
+        """Return the time and the topic of the first advance to `due_ms` or later
+        before a place, or None.
 
-        Shape: `reached_ms` is the stream time that each topic has reached.
+        `reached_ms`: the stream time that each topic has reached.
         """
         found = []
         for topic, chunks in self._chunks.items():

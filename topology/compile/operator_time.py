@@ -1,16 +1,17 @@
-"""Operator times: the stream time of an operator where several tasks share a partition.
+"""Computes operator times: the stream time of an operator where several tasks share a
+partition.
 
 The stream time of a windowed operator is the largest timestamp that has reached it;
 records that are filtered out upstream do not count. A task sees only the records of its
 own keys. So the reader, which sees all records, computes which of them reach the
-operator, and gives every task a column of *operator times*: the operator's stream time
+operator. It gives every task a column of *operator times*: the operator's stream time
 before each of the task's records. To do so it runs the functions of the filters and
 mappers between source and operator a second time, on the thread that fetches for all
 tasks, in each process that has a range of the partition. So it runs them only where the
-answer can matter: not mappers below the last filter, unless a record that fails there
-is dropped, and of the records between two of this process only until the latest that
-arrives is found. It cannot know what a store forwards, so of an operator below a store
-it counts every record that reaches the store.
+answer can matter. Mappers below the last filter are skipped, unless a failed record is
+dropped. Among the records between two records of this process, it only searches the
+latest that arrives. It cannot know what a store forwards. So for an operator below a
+store, it counts every record that reaches the store.
 
 Invariant: with one range or many, an operator below stateless nodes has the same stream
 time at each record. Turned down: the partition's stream time (a record that is filtered
@@ -60,15 +61,16 @@ _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
 
 OperatorTimes: TypeAlias = tuple[tuple[int, int], ...]
-"""The operator times at a position of a partition: of each operator its id and its
-time. Ascending, without -1.
+"""The operator times at a position of a partition: pairs of an operator's id and its
+time, ascending, without times of -1.
 """
 Arrivals: TypeAlias = Callable[[int], bool] | None
-"""The index of a record -> whether it reaches an operator; None: all do. Never raises.
+"""A function from the index of a record to whether it reaches an operator. None means
+that all records do. It never raises.
 """
 OperatorTimeColumns: TypeAlias = Callable[[Columns], list[Arrivals]]
-"""Records of a partition -> their arrivals at the operator of each operator time of
-their topic.
+"""A function from records of a partition to their arrivals at each operator that has an
+operator time of the topic.
 """
 
 _Chain: TypeAlias = tuple[Node, ...]
@@ -81,9 +83,10 @@ def operator_time_columns(
     *,
     may_drop: bool,
 ) -> OperatorTimeColumns:
-    """Return the function that finds out which records of a topic reach these nodes.
+    """Return the function that computes which records of a topic reach each of these
+    nodes.
 
-    `may_drop`: whether a record that fails may be dropped, so that others go on.
+    `may_drop`: whether a failed record may be dropped while the task goes on.
     """
     analysis = Analysis(subtopology)
     source = next(
@@ -100,7 +103,9 @@ def operator_time_columns(
 
 
 class Part(NamedTuple):
-    """A part of a task's range, and the times that an earlier run had reached with it."""
+    """A part of a task's key range, and the times that an earlier run had reached with
+    it.
+    """
 
     key_range: KeyRange
     stream_time: int
@@ -110,23 +115,27 @@ class Part(NamedTuple):
 class Operator(NamedTuple):
     """A node with a stream time of its own.
 
-    Shape: `id` names it in commits, and is frozen: that of its store, whose rows go
-    with the time, because nodes have other numbers in another version. `follows`: no
-    node above it drops records on purpose. So its time is the partition's if a commit
-    has none, as commits of earlier versions. It may be behind: records without a key,
-    and those that fail, are dropped.
+    Shape: `id` identifies the node in commits, and never changes. It is derived from
+    the node's store, because nodes have other numbers in another version of the
+    topology. `follows`: no node above drops records on purpose. If a commit has no time
+    for such an operator, as commits of earlier versions, its time is the partition's.
+    The true time may be earlier, because records that fail or have no key are dropped.
     """
 
     id: int
     follows: bool
 
     def time(self, times: OperatorTimes, stream_time: int) -> int:
-        """Return its time at a position with these times; -1: no record had reached it."""
+        """Return the operator's time at a position with these times; -1 if no record
+        had reached it.
+        """
         return dict(times).get(self.id, stream_time if self.follows else -1)
 
 
 def operator_of(node: Node, analysis: Analysis) -> Operator:
-    """Return a node as an operator."""
+    """Return the operator that describes a node: its id and whether it follows the
+    partition's time.
+    """
     stores = stores_of(node)
     name = (
         stores[0].name
@@ -155,14 +164,14 @@ def operators_of(subtopology: SubTopology) -> dict[str, list[Operator]]:
 
 
 def store_id(name: str, number: int = 0) -> int:
-    """Return the id of the node that has this store. `number`: its number among those
-    that are cogrouped into it.
+    """Return the id of the node that has this store. `number`: the node's index among
+    those that are cogrouped into the store.
     """
     return key_hash(f"{name}/{number}".encode() if number else name.encode())
 
 
 def latest(some: OperatorTimes, others: OperatorTimes) -> OperatorTimes:
-    """Return the larger time of each operator."""
+    """Return the larger of the two times of each operator."""
     if not others or some == others:
         return some
     times = dict(some)
@@ -179,7 +188,7 @@ def before_and_after(
 ) -> tuple[list[int], int]:
     """Return an operator time before each of some records, and after all of them.
 
-    `taken`: the records for which the time before matters; None: all.
+    `taken`: whether the time before each record is needed; None: all are.
     """
     if arrives is None:
         times = list(accumulate(timestamps, max, initial=operator_time))
@@ -202,7 +211,9 @@ def _latest_arrival(
     arrives: Callable[[int], bool],
     later: Sequence[int],
 ) -> int:
-    """Return the operator time after records that are later than it."""
+    """Return the operator time after the records with the indexes `later`, whose
+    timestamps are above the time before them.
+    """
     for i in sorted(later, key=timestamps.__getitem__, reverse=True):
         if arrives(i):
             return timestamps[i]
@@ -216,7 +227,7 @@ def _reaches(
     *,
     may_drop: bool,
 ) -> Callable[[Columns], Arrivals]:
-    """Return the function that gives the arrivals at a node.
+    """Return the function that computes which records reach a node.
 
     On a path through a store, a record counts if it reaches the first node whose output
     depends on the store.
@@ -246,7 +257,9 @@ def _reaches(
 
 
 def _decides(way: _Chain, read: Reads) -> bool:
-    """Whether a path drops records by more than null keys or values at its end."""
+    """Return whether a path drops records for other reasons than null keys or values at
+    its end.
+    """
     return (
         read.key
         or read.value
@@ -255,7 +268,7 @@ def _decides(way: _Chain, read: Reads) -> bool:
 
 
 def _null_test(ways: list[_Chain]) -> Callable[[Columns], bool]:
-    """Return the test whether all paths drop some of the records for a null key or
+    """Return the test whether every path drops some of the records for a null key or
     value.
     """
     keys = all(_drops_null_keys(way[-1]) for way in ways)
@@ -272,7 +285,9 @@ def _ways(
     node: Node,
     analysis: Analysis,
 ) -> list[_Chain]:
-    """Return the paths from the source to a node, each as the nodes below the source."""
+    """Return the paths from the source to a node, each as the list of nodes below the
+    source.
+    """
     ways: list[_Chain] = []
     for side, parent in enumerate(analysis.named(name) for name in node.parents):
         if not Edge(node, side).carries:
@@ -294,12 +309,12 @@ def _known_part(way: _Chain) -> _Chain:
 
 
 def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
-    """Return a path without the steps at its end that let every record pass to its last
+    """Return a path without the steps at its end that pass every record to its last
     node.
 
     A mapper drops a record only if it fails and a handler goes on without the record.
-    If the handler says `fail`, the record's task stops there, and takes it once more:
-    it will have counted.
+    If the handler says `fail`, the record's task stops there and processes the record
+    once more, so the record counts.
     """
     if may_drop or _drops_null_values(way[-1]):
         return way
@@ -319,9 +334,9 @@ def _read(
     """Return the parts of a source's record that are deserialised before it has reached
     the last node of a path.
 
-    A part that cannot be deserialised drops the record, with `may_drop`. A value may
-    also deserialise to null, as JSON's `null` does, which some nodes drop where they
-    read it.
+    With `may_drop`, a part that cannot be deserialised drops the record. A value may
+    also deserialise to null, as JSON's `null` does, and some nodes drop a null value
+    that they read.
     """
     read = Reads(key=False, value=False)
     above = cast(Node, source)
@@ -398,8 +413,8 @@ def _survivors(
     key: Any,
     value: Any,
 ) -> list[Any]:
-    """Return the values that these nodes forward for a record, of which parts that
-    nothing reads are bytes.
+    """Return the values that these nodes forward for a record. A key or value that no
+    node reads is passed as bytes.
     """
     values = [value]
     predicates: tuple[Any, ...] = ()

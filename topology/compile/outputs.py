@@ -1,4 +1,4 @@
-"""The output records of a program, held as columns until the task appends them to the
+"""Holds the output records of a program as columns until the task appends them to the
 log.
 
 Invariant: a record is a row of the columns; the columns of one topic are one `Output`.
@@ -13,11 +13,13 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.compile.births import with_births
 
 ANY_PARTITION = -1
-"""The entry of a partitions column if the key decides the partition."""
+"""The value in a partitions column that leaves the choice of the partition to the
+key.
+"""
 
 
 class Output:
-    """The records that a program has written to one topic since `clear`: columns, in
+    """The records that a program has written to one topic since `clear`, as columns in
     the order of forwarding.
 
     Shape: the lists are never replaced, because compiled code holds their `append`.
@@ -39,7 +41,7 @@ class Output:
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []
         self.births: list[int] = []
-        """The births of all records, if the topic is timed; else none."""
+        """The births of all records if the topic is timed, else empty."""
         self._headers: list[
             Headers | None
         ] = []  # may be shorter than the others: later records have none
@@ -51,7 +53,7 @@ class Output:
         return len(self.keys)
 
     def append_to(self, append: Callable[..., object]) -> None:
-        """Append the records by a writer's `append`, all columns of them."""
+        """Append all records and their columns by a writer's `append`."""
         append(
             self.topic,
             self.keys,
@@ -63,22 +65,22 @@ class Output:
 
     @property
     def headers(self) -> list[Headers | None] | None:
-        """The headers column; None if no record has headers."""
+        """The headers column, or None if no record has headers."""
         if not any(self._headers):
             return None
         self.give_headers(None)
         return self._headers
 
     def give_headers(self, headers: Headers | None) -> None:
-        """Give these headers to the records that were written since the last call."""
+        """Set the headers of the records that were written since the last call."""
         missing = len(self.keys) - len(self._headers)
         if missing:
             self._headers += [headers] * missing
 
     @property
     def partitions(self) -> list[int] | None:
-        """The partitions column, `ANY_PARTITION` where the key decides; None if keys
-        decide for all records.
+        """The partitions column, or None if the keys decide for all records. Where the
+        key of one record decides, the entry is `ANY_PARTITION`.
         """
         if not self._partitions:
             return None
@@ -109,7 +111,7 @@ class Output:
             column[:] = [column[row] for row in rows]
 
     def clear(self) -> None:
-        """Remove all records, once they have been taken."""
+        """Remove all records. Call it after they were appended to the log."""
         self.keys.clear()
         self.values.clear()
         self.timestamps.clear()

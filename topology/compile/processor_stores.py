@@ -1,8 +1,9 @@
-"""The stores of a processor: keys and values as objects, over the tables of its task.
+"""Provides the stores of a processor: keys and values as objects, over the tables of
+its task.
 
-Invariant: a change counts with the next commit, and not at all if there is none. Turned
-down: copying values (each `get` would cost a deserialisation). `get` returns the
-store's own object: do not mutate it, `put` a new one.
+Invariant: a change becomes durable with the next commit, or is discarded if there is
+none. Turned down: copying values (each `get` would cost a deserialisation). `get`
+returns the store's own object: do not mutate it, `put` a new one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _LATEST_MS = (1 << 63) - 2
 
 
 class KeyValueStore(Generic[K, V]):
-    """One value for each key. `now()` is the timestamp of a change: that of the current
-    record.
+    """A store with one value for each key. `now()`: the timestamp of a change, which is
+    that of the current record.
     """
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
@@ -46,48 +47,51 @@ class KeyValueStore(Generic[K, V]):
         self._read = table.spec.key.deserialize
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, None if there is none."""
+        """Return the value of a key, or None if it has none."""
         value: V | None = self._table.load(self._write(key)).value
         return value
 
     def timestamp(self, key: K) -> int | None:
-        """Return the timestamp of a key's latest change, None if it has no value."""
+        """Return the timestamp of a key's latest change, or None if the key has no
+        value.
+        """
         entry = self._table.load(self._write(key))
         return None if entry.value is None else entry.timestamp
 
     def put(self, key: K, value: V | None) -> None:
-        """Set the value of a key; None deletes it."""
+        """Set the value of a key. None deletes the key."""
         put_row(self._table, self._write(key), value, self._now())
 
     def headers(self, key: K) -> Headers | None:
-        """Return the headers of the record that wrote the row of a key, None if it has
-        no value.
+        """Return the headers of the record that wrote the row of a key, or None if the
+        key has no value.
 
         Raises:
-            TopologyError: the store keeps none.
+            TopologyError: the store does not keep headers.
         """
         raise TopologyError(
             f'store "{self._table.spec.name}" keeps no headers ({key!r}): make it with key_value_store(…, headers=True)'
         )
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """Set the value of a key if it has none; return the value it had, or None."""
+        """Set the value of a key if it has none. Return the previous value, or None."""
         had = self.get(key)
         if had is None:
             self.put(key, value)
         return had
 
     def delete(self, key: K) -> V | None:
-        """Delete a key; return the value it had, or None."""
+        """Delete a key and return its previous value, or None."""
         had = self.get(key)
         self.put(key, None)
         return had
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return all entries, as of this call, in the order of the serialised keys.
+        """Return all entries as they are at this call, in the order of the serialised
+        keys.
 
-        They may be changed and deleted during iteration: an entry that was deleted
-        since the call still comes, with the value that it had.
+        Entries may be changed and deleted during iteration. The iteration still returns
+        a deleted entry, with the value that it had at the call.
         """
         return self._scan(None, None, reverse=reverse)
 
@@ -100,7 +104,7 @@ class KeyValueStore(Generic[K, V]):
     ) -> Iterator[tuple[K, V]]:
         """Return the entries from first to last, in the order of the serialised keys.
 
-        They may be changed and deleted during iteration, as with `all`.
+        Entries may be changed and deleted during iteration, as with `all`.
 
         Shape: both bounds are inclusive; None: no bound.
 
@@ -140,13 +144,13 @@ class KeyValueStore(Generic[K, V]):
         return iter(found[::-1] if reverse else found)
 
     def _lives(self, entry: Entry) -> bool:
-        """Whether a row has a value."""
+        """Return whether a row exists."""
         return entry.value is not None
 
 
 class ExpiringKeyValueStore(KeyValueStore[K, V]):
-    """A store whose rows expire: one that has expired by `stream_time()` is not found,
-    deleted already or not.
+    """A key-value store whose rows expire. A row that has expired by `stream_time()` is
+    not found, even if it is not deleted yet.
     """
 
     def __init__(
@@ -161,18 +165,20 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
         self._ttl_ms = table.spec.ttl_ms or 0
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, None if there is none."""
+        """Return the value of a key, or None if it has none or has expired."""
         entry = self._table.load(self._write(key))
         value: V | None = entry.value
         return value if self._lives(entry) else None
 
     def timestamp(self, key: K) -> int | None:
-        """Return the timestamp of a key's latest change, None if it has no value."""
+        """Return the timestamp of a key's latest change, or None if the key has no
+        value.
+        """
         entry = self._table.load(self._write(key))
         return entry.timestamp if self._lives(entry) else None
 
     def put(self, key: K, value: V | None) -> None:
-        """Set the value of a key; None deletes it."""
+        """Set the value of a key. None deletes the key."""
         data = self._write(key)
         self._expiring.note(data, put_row(self._table, data, value, self._now()))
 
@@ -184,8 +190,8 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
 
 
 class HeadedKeyValueStore(KeyValueStore[K, V]):
-    """A store whose rows have the headers of the record that wrote them. `at_hand()`:
-    those of the current record.
+    """A key-value store whose rows keep the headers of the record that wrote them.
+    `at_hand()`: the headers of the current record.
     """
 
     def __init__(
@@ -198,24 +204,26 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
         self._at_hand = at_hand
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, None if there is none."""
+        """Return the value of a key, or None if it has none."""
         row = self._rows.get(key)
         return None if row is None else row.value
 
     def timestamp(self, key: K) -> int | None:
-        """Return the timestamp of a key's latest change, None if it has no value."""
+        """Return the timestamp of a key's latest change, or None if the key has no
+        value.
+        """
         return self._rows.timestamp(key)
 
     def headers(self, key: K) -> Headers | None:
-        """Return the headers of the record that wrote the row of a key, None if it has
-        no value.
+        """Return the headers of the record that wrote the row of a key, or None if the
+        key has no value.
         """
         row = self._rows.get(key)
         return None if row is None else list(row.headers)
 
     def put(self, key: K, value: V | None) -> None:
-        """Set the value of a key, with the headers of the current record; None deletes
-        it.
+        """Set the value of a key, with the headers of the current record. None deletes
+        the key.
         """
         self._rows.put(
             key,
@@ -235,8 +243,8 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
 
 
 class WindowStore(Generic[K, V]):
-    """One value for each key and window start. An expired window can be neither put nor
-    read.
+    """A store with one value for each key and window start. An expired window can be
+    neither put nor read.
     """
 
     def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
@@ -246,7 +254,7 @@ class WindowStore(Generic[K, V]):
         self._read = table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int) -> V | None:
-        """Return the value of the window of a key that starts at `start_ms`, None if
+        """Return the value of a key's window that starts at `start_ms`, or None if
         there is none.
         """
         value: V | None = self._table.load(window_key(self._write(key), start_ms)).value
@@ -258,8 +266,8 @@ class WindowStore(Generic[K, V]):
         value: V | None,
         start_ms: int,
     ) -> None:
-        """Set the value of a key's window that starts at `start_ms`; None deletes it.
-        An expired window is ignored.
+        """Set the value of a key's window that starts at `start_ms`. None deletes the
+        window; an expired window is ignored.
         """
         self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
@@ -272,8 +280,8 @@ class WindowStore(Generic[K, V]):
         *,
         reverse: bool = False,
     ) -> Iterator[tuple[int, V]]:
-        """Return (start, value) of the windows of a key that start from from_ms to
-        to_ms, both inclusive.
+        """Return (start, value) of a key's windows that start from from_ms to to_ms,
+        both inclusive.
         """
         rows = (
             self._table.fetch(self._write(key), from_ms, min(to_ms, _LATEST_MS))
@@ -300,8 +308,8 @@ class WindowStore(Generic[K, V]):
 
 
 class SessionStore(Generic[K, V]):
-    """One value for each key and session. An expired session can be neither put nor
-    read.
+    """A store with one value for each key and session. An expired session can be
+    neither put nor read.
 
     Shape: start and end of a session are inclusive.
     """
@@ -317,7 +325,7 @@ class SessionStore(Generic[K, V]):
         start_ms: int,
         end_ms: int,
     ) -> V | None:
-        """Return the value of a session, None if there is none."""
+        """Return the value of a session, or None if there is none."""
         value: V | None = self._table.load(
             session_key(self._write(key), start_ms, end_ms)
         ).value
@@ -330,7 +338,9 @@ class SessionStore(Generic[K, V]):
         start_ms: int,
         end_ms: int,
     ) -> None:
-        """Set the value of a session; None deletes it. Its timestamp is its end."""
+        """Set the value of a session, with the session's end as timestamp. None deletes
+        the session.
+        """
         self._table.put(session_key(self._write(key), start_ms, end_ms), value, end_ms)
         self._table.advance(end_ms)
 
@@ -340,8 +350,8 @@ class SessionStore(Generic[K, V]):
         earliest_end_ms: int = 0,
         latest_start_ms: int = _LATEST_MS,
     ) -> Iterator[tuple[tuple[int, int], V]]:
-        """Return ((start, end), value) of a key's sessions with earliest_end <= end,
-        start <= latest_start, by end.
+        """Return ((start, end), value) of a key's sessions with earliest_end <= end and
+        start <= latest_start, ordered by end.
         """
         found = self._table.sessions(self._write(key), earliest_end_ms, latest_start_ms)
         return iter([(split_session_key(row)[1:], entry.value) for row, entry in found])
@@ -363,8 +373,8 @@ class SessionStore(Generic[K, V]):
 
 
 class VersionedStore(Generic[K, V]):
-    """The values of a key and when each was valid, within the history. `now()` is
-    stream time.
+    """A store with the values of each key and the times in which they were valid,
+    within the history. `now()`: the stream time.
     """
 
     def __init__(
@@ -380,15 +390,15 @@ class VersionedStore(Generic[K, V]):
         self._history_ms = table.spec.history_ms or 0
 
     def get(self, key: K) -> V | None:
-        """Return the latest value of a key, None if there is none."""
+        """Return the latest value of a key, or None if it has none."""
         value: V | None = latest_value(self._table.load(self._write(key)).value)
         return value
 
     def as_of(self, key: K, timestamp: int) -> V | None:
-        """Return the value that a key had at a moment, None if it had none.
+        """Return the value that a key had at a moment, or None if it had none.
 
-        None as well if the moment is before the history and the value has changed
-        since.
+        If the moment is before the history, the result is None as well, unless the
+        value has not changed since.
         """
         data = self._write(key)
         value: V | None = value_at(
@@ -406,14 +416,15 @@ class VersionedStore(Generic[K, V]):
         value: V | None,
         timestamp: int,
     ) -> bool:
-        """Set the value that a key has from `timestamp` until its next version; None
+        """Set the value that a key has from `timestamp` until its next version. None
         deletes it.
 
-        Return False, and change nothing, if `timestamp` is before the history.
+        If `timestamp` is before the history, return False and change nothing; else
+        return True.
 
         Raises:
-            ValueError: `timestamp` is negative, before 1970: the past is in the order
-            of times that are not.
+            ValueError: `timestamp` is negative (before 1970); versions are ordered by
+                non-negative times.
         """
         if timestamp < self._oldest:
             return False
@@ -448,7 +459,7 @@ def put_row(
     value: object,
     timestamp: int,
 ) -> Entry:
-    """Set the value of a row, and return the row; None deletes it."""
+    """Set the value of a row and return the row. None deletes it."""
     entry = table.load(key)
     if not entry.dirty:
         table.touch(

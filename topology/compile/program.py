@@ -1,14 +1,14 @@
-"""A compiled sub-topology, and its instance for one task.
+"""Defines a compiled sub-topology, and its instance for one task.
 
 `compile_subtopology` makes a `Program` once. Every task of the sub-topology binds it to
 its own stores and gets a `BoundProgram`: records in (`process`), records out
-(`outputs`). No I/O, no clock, no thread.
+(`outputs`). It has no I/O, no clock and no thread.
 
 Invariant: between two calls a bound program holds no record: all its state is in its
 stores, its outputs and its stream times.
 Invariant: for the same records in the same order a program gives the same outputs,
-however they are cut into batches. Turned down: a callback for each output record, and
-one pair of lists for all topics (a writer takes those of one).
+whatever the batches are. Turned down: a callback for each output record, and one pair
+of lists for all topics (a writer takes the lists of one topic).
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from coopstreams.topology.stores import Entry, TableStore
 
 @dataclass(frozen=True, slots=True)
 class ProgramServices:
-    """What a program asks of its task."""
+    """The functions and values that a task provides to its program."""
 
     output: Callable[[str], Output] = Output
-    """Makes the output of a topic."""
+    """A function that makes the output of a topic."""
     clock: Callable[[], int] = lambda: 0
     """The wall clock of processors, in milliseconds."""
     partitions: Callable[[str], int] = lambda _: 1
     """The partition count of a topic, for partitioners."""
     parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
-    """The parts of the task's range, by topic."""
+    """The parts of the task's range that earlier runs had, by topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +85,40 @@ class Program:
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[..., Compiled]
-    """(record cache on, partition shared with other tasks, records in the order of
-    their keys only, names of the stores with rows in native memory) -> the code,
-    generated on the first call.
+    """A function from (record cache on, partition shared with other tasks, only the
+    records of each key in order, names of the stores with rows in native memory) to the
+    code, which the first call generates.
     """
     ahead: Program | None = None
-    """The part that runs ahead, to find the calls that records need; None: no node is
-    asynchronous.
+    """The part of the program that runs ahead to find the calls that records need.
+    None: no node is asynchronous.
     """
     keys_suffice: bool = False
-    """Whether records of other keys may pass one that waits for a call: see
-    `calls.keys_suffice`.
+    """Whether records of other keys may overtake a record that waits for a call: see
+    `call_order.keys_suffice`.
     """
     foresees: bool = False
-    """Whether tasks are to be told where stream time advances: see `foreseen.foresees`.
+    """Whether tasks need the moments at which stream time advances: see
+    `foreseen.foresees`.
     """
     idle_ms: Mapping[str, int] = field(default_factory=dict)
-    """The silence after which a topic's stream time advances. With any, whole
-    partitions get operator times, too.
+    """The silence after which a topic's stream time advances. If any topic has one,
+    tasks of whole partitions get operator times as well.
     """
     clocked: bool = False
-    """Whether all its times are the clock of its topic: see `timed_topics`."""
+    """Whether the clock of its topic is the time of all its operators: see
+    `timed_topics`.
+    """
     timed_sinks: Mapping[str, str] = field(default_factory=dict)
-    """The topics that it writes to with births and time marks, and the node of each."""
+    """The timed topics that it writes, with births and time marks, and the node that
+    writes each.
+    """
 
     @property
     def told_times(self) -> bool:
-        """Whether its tasks are told operator times, also those of whole partitions."""
+        """Whether its tasks get operator times from the reader even if they have whole
+        partitions.
+        """
         return bool(self.idle_ms or self.timed_sinks) or self.clocked
 
     def operator_times_of(
@@ -121,9 +128,9 @@ class Program:
         may_drop: bool = True,
     ) -> OperatorTimeColumns | None:
         """Return the function by which the reader computes a shared topic's operator
-        times; None if it has none.
+        times, or None if the topic has none.
 
-        `may_drop`: whether a record that fails may be dropped, so that others go on.
+        `may_drop`: whether a failed record may be dropped while the task goes on.
         """
         nodes = self.compiled(False, True, False).operator_times[topic]
         return (
@@ -146,10 +153,10 @@ class Program:
 
         `caching`: each `flush` forwards the latest update of a table's row, instead of
         every update at once. `shared`: the task has only part of the keys of its
-        partitions, so `advance` must give it the operator times of all.
-        `by_key`: its records come in the order of their keys only, with the operator
-        times that each has in the order of the partition; `advance` gives it those up
-        to which every record was processed.
+        partitions, so `advance` must give it the operator times of all keys.
+        `by_key`: only the records of each key come in order. Each record has the
+        operator times that it has in the order of the partition; `advance` gives the
+        times up to which every record was processed.
         """
         shared = shared or by_key or self.told_times
         native = frozenset(
@@ -171,11 +178,12 @@ class BoundProgram:
     """A program bound to one task.
 
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each.
-    `shared`: the task is given only part of the records of its partitions, and is told
-    the operator times. `elsewhere`: records that advance stream time go to tasks that
-    run at their own speed, or time marks advance it. The owner of the task sets it; a
-    test driver, which gives each record to one task and its time to all others, does
-    not. `applied`: the records for the external sink, until their owner takes them.
+    `shared`: the task gets only part of the records of its partitions, and gets the
+    operator times from the reader. `elsewhere`: stream time may be advanced by time
+    marks, or by records of tasks that run at their own speed. The owner of the task
+    sets it. A test driver, which gives each record to one task and its time to all
+    others, does not. `applied`: the records for the external sink, until their owner
+    takes them.
     """
 
     def __init__(
@@ -201,7 +209,7 @@ class BoundProgram:
         self._clocked = program.clocked
         self._timed_sinks = program.timed_sinks
         self._promised = -1
-        """The time that was promised for all records to come: see `promise`."""
+        """The largest time below which no later record will be born: see `promise`."""
         self._sources = {
             topic: node
             for node in program.subtopology.nodes
@@ -209,17 +217,17 @@ class BoundProgram:
             for topic in node.topics
         }
         self._untimed: Counter[tuple[str, str]] = Counter()
-        """Records dropped for their timestamp, by node and reason."""
+        """The number of records dropped for their timestamp, by node and reason."""
         self._rows: list[int] | None = None
-        """The indexes of the current records in the batch as it came; None: they are
-        all of it.
+        """The indexes of the current records in the batch as it was read. None: no
+        record of the batch was removed.
         """
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self.held_row: tuple[bytes | None, int] | None = None
-        """Key and timestamp of the row at hand among those of `held`; None: the current
-        record is.
+        """Key and timestamp of the held row that is being forwarded (see `held`). None:
+        a record of the batch is being processed.
         """
         self.place: tuple[str, int, int] | None = None
         self._cursor: Iterator[object] = iter(())
@@ -244,18 +252,18 @@ class BoundProgram:
         )  # as Kafka Streams does: parents first
 
     def begin(self) -> None:
-        """Make the processors, and initialise them: on the thread that runs them,
+        """Make and initialise the processors. Call it on the thread that runs them,
         before the first record.
 
         Raises:
-            Whatever they raise.
+            Whatever the processors raise.
         """
         for work in self._works:
             work.begin()
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
-        """How many records were dropped since the binding, by node and reason."""
+        """The number of records dropped since the binding, by node and reason."""
         by_operators = {
             drop: count
             for drop, count in zip(
@@ -268,7 +276,7 @@ class BoundProgram:
         return by_operators | dict(self._untimed)
 
     def process(self, source: TopicPartition, columns: Columns) -> None:
-        """Run the records through the nodes, one after the other, each to its end.
+        """Process the records through the nodes, one after the other, each to its end.
 
         Raises:
             Whatever the failure handler raises. The batch is then processed in part:
@@ -336,12 +344,12 @@ class BoundProgram:
         stream_time: int,
         operator_times: Sequence[int] = (),
     ) -> None:
-        """Advance the partition's stream time, also by records of other key ranges, and
-        forward the results then due.
+        """Advance the partition's stream time, which records of other key ranges may
+        have raised, and forward the results then due.
 
         Windows follow only the topics whose records reach them: a joined table may be
         years ahead of the stream. `operator_times`: where tasks share the partition,
-        the values of `Compiled.operator_times` as the reader knows them.
+        the times of the nodes in `Compiled.operator_times`, as the reader knows them.
 
         Raises:
             Whatever the failure handler raises.
@@ -362,14 +370,14 @@ class BoundProgram:
             self._punctuate("stream_time", self.task_time())
 
     def foresee(self, topic: str, advances: Iterable[Advances]) -> None:
-        """Take in where the stream time of a topic's partition advances: also at
-        records of other key ranges.
+        """Note the records, of any key range, at which the stream time of a topic's
+        partition will advance.
         """
         self._foreseen.add(topic, advances, self._stream_times[topic])
 
     def punctuate(self, now_ms: int) -> bool:
-        """Call the punctuations that are due by the wall clock; return whether there
-        were any.
+        """Call the punctuations that are due by the wall clock. Return whether any was
+        due.
 
         Raises:
             Whatever the failure handler raises.
@@ -383,13 +391,13 @@ class BoundProgram:
 
     @property
     def next_punctuation_ms(self) -> int | None:
-        """The time at which `punctuate` has something to do next; None if there is no
-        such punctuation.
+        """The wall-clock time at which the next punctuation is due, or None if none is
+        scheduled.
         """
         return self.punctuations["wall_clock"].next_ms
 
     def close(self) -> None:
-        """Close the processors, each of them, whatever another one raises."""
+        """Close all processors, even if some of them raise."""
         with ExitStack() as closing:
             for work in reversed(self._works):
                 closing.callback(work.close)
@@ -400,8 +408,8 @@ class BoundProgram:
         stream_time: int,
         operator_times: OperatorTimes = (),
     ) -> None:
-        """Set the partition's times to those at which an earlier run stopped, which has
-        forwarded all results due by then.
+        """Set the partition's times to those at which an earlier run stopped. That run
+        has forwarded all results due by then.
 
         Call it before the first record.
         """
@@ -432,8 +440,8 @@ class BoundProgram:
         stream_time: int,
         operator_times: OperatorTimes,
     ) -> None:
-        """Let commits tell what an earlier run has promised for timed topics, which the
-        stream time does not reach.
+        """Restore the times that an earlier run has promised for timed topics beyond
+        the stream time, so that commits include them.
         """
         times = self.resumed(source, -1, operator_times)
         nodes = self._compiled.operator_times[source.topic]
@@ -442,7 +450,7 @@ class BoundProgram:
                 self._promised = max(self._promised, time)
 
     def operator_times(self, topic: str) -> OperatorTimes:
-        """Return the times for a commit."""
+        """Return the operator times of a topic for a commit."""
         if not (nodes := self._compiled.operator_times[topic]):
             return ()
         times = zip(nodes, self._code.times[topic](), strict=True)
@@ -464,8 +472,9 @@ class BoundProgram:
         )
 
     def marks(self) -> dict[str, int]:
-        """Return the time mark of each timed topic that the program writes to: a lower
-        bound of the births of all that it will still write. -1: no bound is known.
+        """Return the time mark of each timed topic that the program writes: a lower
+        bound of the births of all records that it will still write. -1: no bound is
+        known.
         """
         known = {
             node: time
@@ -479,8 +488,10 @@ class BoundProgram:
         return {topic: known[node] for topic, node in self._timed_sinks.items()}
 
     def reached(self, topic: str, operator_times: Sequence[int]) -> dict[str, int]:
-        """Return the times that a batch of a source topic has reached on the way to
-        each timed topic. Any thread.
+        """Return, for each timed topic, the time that records of a source topic have
+        reached on the way to it. Callable on any thread.
+
+        `operator_times`: the operator times of the source topic.
         """
         times = dict(
             zip(self._compiled.operator_times[topic], operator_times, strict=False)
@@ -492,8 +503,8 @@ class BoundProgram:
         }
 
     def promise(self, source: TopicPartition, times: Mapping[str, int]) -> None:
-        """Advance the times of what a silent partition writes to timed topics: no record
-        to come will be born before.
+        """Advance the times for the timed topics that a silent partition writes: no
+        later record will be born before these times.
         """
         self._promised = max(self._promised, *times.values())
         by_node = {self._timed_sinks[topic]: time for topic, time in times.items()}
@@ -505,8 +516,8 @@ class BoundProgram:
         node: str,
         topics: Sequence[str],
     ) -> list[list[tuple[KeyRange, int]]]:
-        """Return the parts of the task's range on each topic, with the first stream
-        time of each for a node; -1: unknown.
+        """Return the parts of the task's range on each topic, with the time at which a
+        node resumes in each part; -1: unknown.
         """
         operator = self._compiled.operators[node]
         return [
@@ -519,7 +530,7 @@ class BoundProgram:
 
     def flush(self) -> None:
         """Forward the updates that the record caches hold. Call it once before each
-        commit; without caching, a no-op.
+        commit; without caching it does nothing.
 
         Raises:
             Whatever the failure handler raises.
@@ -538,7 +549,7 @@ class BoundProgram:
         return max((self._stream_times[topic] for topic in topics), default=-1)
 
     def begin_output(self, topic: str) -> Output:
-        """Return a new output for a topic that has none yet.
+        """Make and return the output of a topic that has none yet.
 
         Raises:
             TopologyError: the topic's name is not legal in Kafka.
@@ -553,7 +564,7 @@ class BoundProgram:
         children: Children,
         by_name: Mapping[str, Children],
     ) -> Work | EffectsWork:
-        """Return the work of a processor node in this task."""
+        """Return the object that runs a processor node in this task."""
         if isinstance(node, AsyncProcessing):
             return EffectsWork(stores, self, children, by_name)
         work = Work(node, stores, self, children, by_name)
@@ -561,8 +572,8 @@ class BoundProgram:
         return work
 
     def task_time(self) -> int:
-        """Return the largest timestamp of the records taken in, the current one
-        included; -1 if there is none.
+        """Return the largest timestamp of the records processed so far, including the
+        current record; -1 if there is none.
         """
         known = max(self._stream_times.values())
         return (
@@ -572,7 +583,9 @@ class BoundProgram:
         )
 
     def where(self) -> RecordMetadata | None:
-        """Return where the current record was read; None in a punctuation or a flush."""
+        """Return where the current record was read, or None in a punctuation or a
+        flush.
+        """
         if self.place is not None:
             return RecordMetadata(*self.place) if self.place[2] >= 0 else None
         if self._columns is None:
@@ -585,7 +598,7 @@ class BoundProgram:
         headers: Headers | None,
         call: Callable[[], object],
     ) -> None:
-        """Make a call; the records that it writes get these headers."""
+        """Call `call`; the records that it writes get these headers."""
         if headers == (before := self.headers):
             call()
             return
@@ -598,8 +611,8 @@ class BoundProgram:
             self.headers = before
 
     def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call of the nodes below a processor, under these headers. What it
-        raises is no failure of the processor: it ends the batch.
+        """Call the nodes below a processor, under these headers. An exception from them
+        ends the batch; it is not a failure of the processor.
         """
         try:
             self.under_headers(headers, call)
@@ -613,7 +626,7 @@ class BoundProgram:
         error: Exception,
         now_ms: int,
     ) -> None:
-        """Hand an error of a punctuation to the failure handler."""
+        """Pass an error of a punctuation to the failure handler."""
         self._hand_over(
             Failure(
                 "processing",
@@ -629,7 +642,11 @@ class BoundProgram:
         )
 
     def fail(self, site: int, error: Exception) -> None:
-        """Hand the current record, or table entry, to the failure handler."""
+        """Pass the failure of the current record, or of the row being forwarded, to the
+        failure handler.
+
+        `site`: the index in `Compiled.sites`.
+        """
         if error is self.ending:
             raise error  # the error ends the batch, and passes through a processor
         phase, node = self._compiled.sites[site]
@@ -661,8 +678,8 @@ class BoundProgram:
             raise
 
     def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield rows (key first, timestamp last) that were held back until now: what
-        fails meanwhile is theirs.
+        """Yield rows (key first, timestamp last) that an operator held back. A failure
+        before the next yield is reported for the yielded row.
         """
         before = self.held_row
         for row in rows:
@@ -676,7 +693,7 @@ class BoundProgram:
         key: Any,
         value: Any,
     ) -> None:
-        """Note in `wanted` that a node is to be called for the current record."""
+        """Add the call of a node for the current record to `wanted`."""
         i = self.at_hand()[2]
         row = i if self._rows is None else self._rows[i]
         self.wanted.append(Wanted(row, node, key, value))
@@ -685,13 +702,15 @@ class BoundProgram:
         """Return the result of a node's call for the current record.
 
         Raises:
-            Exception: the call's error.
+            Exception: the error of the call.
         """
         _, columns, i = self.at_hand()
         return self.results.take(node, columns.offsets[i])
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the current partition and batch, and the index of the current record."""
+        """Return the current partition and batch, and the index of the current
+        record.
+        """
         assert self._columns is not None
         return self._source, self._columns, self._index(len(self._columns))
 
@@ -699,8 +718,8 @@ class BoundProgram:
         self,
         entries: list[tuple[bytes, Entry]],
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the current entry is the one that it
-        returned last.
+        """Return an iterator over table entries. The entry that it returned last is the
+        current one, which failures name.
         """
         self._entries = entries
         at_hand = iter(entries)
@@ -715,8 +734,8 @@ class BoundProgram:
         return key, entry.timestamp
 
     def _index(self, length: int) -> int:
-        """Return the index of the current record, from the length of the cursor's rest:
-        no loop needs a counter.
+        """Return the index of the current record or entry, from the number of items
+        left in the cursor. So no loop needs a counter.
         """
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
@@ -725,8 +744,8 @@ class BoundProgram:
         keys: Iterable[bytes | None],
         headers: Sequence[Headers | None],
     ) -> Iterator[bytes | None]:
-        """Yield the keys; after each, set its headers on the records that were written
-        for it.
+        """Yield the keys. After each, set its record's headers on the records that were
+        written for it.
 
         So compiled code needs no code for headers, and a batch without headers costs
         nothing.
@@ -740,7 +759,7 @@ class BoundProgram:
         self,
         entries: Iterator[tuple[bytes, Entry]],
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the entries, and after each give its headers to the records that were
+        """Yield the entries. After each, set its headers on the records that were
         written for it.
         """
         self._give_headers(None)
@@ -756,8 +775,8 @@ class BoundProgram:
             output.give_headers(headers)
 
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
-        """Yield the keys. Call what other ranges' records have made due before each,
-        what its own has, after it.
+        """Yield the keys. Punctuations that other ranges' records have made due are
+        called before each key, those that the key's own record makes due after it.
         """
         topic = self._source.topic
         queue = self.punctuations["stream_time"]
@@ -780,8 +799,8 @@ class BoundProgram:
         now_ms: int,
         offset: int,
     ) -> None:
-        """Call the punctuations that records of any key range in front of a place have
-        made due, each at its time.
+        """Call the punctuations that are due by records of any key range before an
+        offset, each with the time that made it due.
         """
         queue = self.punctuations["stream_time"]
         times = self._stream_times
@@ -814,60 +833,58 @@ class BoundProgram:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The code of a program for one setting of the record cache, not yet bound to a
-    task.
-    """
+    """The generated code of one variant of a program, not yet bound to a task."""
 
     text: str
     """The generated source, for people and tracebacks."""
     sites: tuple[tuple[Phase, str], ...]
-    """Phase and node of each place where a record can fail."""
+    """The phase and node of each place in the code where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason of each place that drops a record.
+    """The node and reason of each place in the code that drops a record.
 
     Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`,
     `not-the-latest` or `stale-answer`.
     """
     make: Callable[[Any, Mapping[str, TableStore], Mapping[str, Output]], Code]
-    """Given the `program.BoundProgram` that the code calls, its stores and its outputs,
-    returns the code.
+    """A function that binds the code to one task, given the `BoundProgram` that the
+    code calls, its stores and its outputs.
     """
     operator_times: Mapping[str, tuple[str, ...]]
-    """Topic to the nodes whose stream time its records advance."""
+    """For each topic, the nodes whose stream time its records advance."""
     operators: Mapping[str, Operator]
-    """The nodes with a stream time, which is in the commits: some records of their
-    topics may not reach them.
+    """The nodes with a stream time of their own, which commits contain because some
+    records of their topics may not reach them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Generated code, closed over the stores and outputs of one task."""
+    """The generated code of one task, closed over the task's stores and outputs."""
 
     sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)` and the
-    columns of operator times, if any.
+    """For each topic, the function that processes `(keys, values, timestamps,
+    stream_times)` and the columns of operator times, if any.
     """
     flushes: Sequence[Callable[[], None]]
     """The functions that forward the record caches' updates, parents before children.
     """
     dropped: list[int]
-    """How many records were dropped, in the order of `Compiled.drops`."""
+    """The number of dropped records, in the order of `Compiled.drops`."""
     reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that advances the operator times of its nodes without a
-    record; with True it forwards the results that are then due.
+    """For each topic, the function that advances the operator times of its nodes
+    without a record. With True, it forwards the results that are then due.
     """
     times: Mapping[str, Callable[[], list[int]]]
-    """Topic to the function that returns the operator times of its nodes, up to which
-    every record was processed.
+    """For each topic, the function that returns the times up to which its nodes have
+    processed every record.
     """
     observed: Callable[[], None]
-    """Advances the window stores to the operator times."""
+    """The function that advances the window stores to the operator times."""
     expired: Callable[[], None]
-    """Deletes the rows that have expired by the stream times of the partitions, and
-    forwards the deletions.
+    """The function that deletes the rows that have expired by the stream times of the
+    partitions, and forwards the deletions.
     """
     headers_come: Callable[[], None]
-    """Makes record caches keep the headers of records with the rows that they hold
-    back.
+    """The function that makes record caches keep the headers of records with the rows
+    that they hold back.
     """

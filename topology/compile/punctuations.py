@@ -1,10 +1,11 @@
-"""The punctuations that are due: a queue for stream time and one for the wall clock.
+"""Keeps the scheduled punctuations and calls those that are due: a queue for stream
+time and one for the wall clock.
 
 Invariant: however far the clock jumps ahead, a punctuation is called once, and its next
 time stays on its grid.
 Invariant: a wall clock that is set back delays no punctuation: one that was due in a
-second is still due in a second. (Kafka Streams calls it when the clock shows that time
-again.)
+second is still due in a second. (Kafka Streams calls it when the clock shows the
+original due time.)
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
 """
 
@@ -18,8 +19,8 @@ from itertools import count
 
 @dataclass(slots=True)
 class Schedule:
-    """A function that is called at intervals until `cancel`, which the function itself
-    may call.
+    """A function that is called at intervals until `cancel`. The function itself may
+    call `cancel`.
     """
 
     interval_ms: int
@@ -27,13 +28,13 @@ class Schedule:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Never call the function again."""
+        """Stop the schedule: its function is never called again."""
         self.cancelled = True
 
 
 @dataclass(slots=True)
 class PunctuationQueue:
-    """The schedules of one clock."""
+    """The schedules of one clock, ordered by their due times."""
 
     _queue: list[tuple[int, int, Schedule]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
@@ -41,22 +42,24 @@ class PunctuationQueue:
 
     @property
     def next_ms(self) -> int | None:
-        """The time at which the next punctuation is due; None if there is none."""
+        """The time at which the next punctuation is due, or None if none is
+        scheduled.
+        """
         return self._queue[0][0] if self._queue else None
 
     def due(self, now_ms: int) -> bool:
-        """Whether a punctuation is due at this time."""
+        """Return whether a punctuation is due at `now_ms`."""
         return bool(self._queue) and self._queue[0][0] <= now_ms
 
     def add(self, schedule: Schedule, first_ms: int) -> None:
-        """Add a schedule, whose function is called first when the clock reaches
+        """Add a schedule. Its function is first called when the clock reaches
         `first_ms`.
         """
         heappush(self._queue, (first_ms, next(self._numbers), schedule))
 
     def look(self, now_ms: int) -> None:
-        """Note the time of the wall clock. If it was set back, move all due times back
-        with it.
+        """Note the time of the wall clock. If the clock was set back, move all due
+        times back with it.
         """
         if self._now_ms is not None and now_ms < self._now_ms:
             back_ms = self._now_ms - now_ms
@@ -67,7 +70,7 @@ class PunctuationQueue:
         self._now_ms = now_ms
 
     def punctuate(self, now_ms: int) -> bool:
-        """Call the functions that are due, each once; return whether there were any.
+        """Call the functions that are due, each once. Return whether any was called.
 
         Raises:
             Whatever a function raises; it is called again at its next time.

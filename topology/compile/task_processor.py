@@ -1,7 +1,9 @@
-"""A processor in one task: connects the user's object to the generated code around it.
+"""Runs a processor in one task: connects the user's object to the generated code around
+it.
 
-    generated code -> Work.run -> Processor.process -> Work.forward -> generated code of
-    the children generated code -> EffectsWork.run -> generated code of the children
+    generated code -> Work.run -> Processor.process -> Work.forward
+        -> generated code of the children
+    generated code -> EffectsWork.run -> generated code of the children
 
 Invariant: an exception of the user's object fails its record at this node. An exception
 that ends the batch passes through the object, even if the object catches it.
@@ -42,37 +44,37 @@ from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
-"""`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without
-`Processing.key` no key bytes.
+"""A function of `(key bytes, key, value, timestamp)` that passes a record to the nodes
+below. The key bytes are None unless the node has `Processing.key`.
 """
 
 
 _AT_WORK: WeakValueDictionary[int, Work] = WeakValueDictionary()
-"""The work of each processor that is open, by the processor's id."""
+"""The `Work` of each open processor, by the id of the processor."""
 
 
 class Surroundings(Protocol):
-    """The bound program, as the work of a processor uses it."""
+    """The interface of the bound program that a processor's `Work` uses."""
 
     headers: Headers | None
     """The headers of the current record."""
     ending: BaseException | None
-    """The exception by which the failure handler, or a node below a processor, ended
-    the batch; or None.
+    """The exception with which the failure handler, or a node below a processor, ended
+    the batch; None if the batch goes on.
     """
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
-        """The punctuations, by clock."""
+        """The queue of punctuations of each clock."""
         ...
 
     def where(self) -> RecordMetadata | None:
-        """Return where the current record was read; None if there is none."""
+        """Return where the current record was read, or None if there is none."""
         ...
 
     def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call of the nodes below: records that it writes get these headers,
-        what it raises ends the batch.
+        """Call the nodes below. The records that they write get these headers, and an
+        exception from them ends the batch.
         """
 
     def fail_punctuation(
@@ -81,20 +83,20 @@ class Surroundings(Protocol):
         error: Exception,
         now_ms: int,
     ) -> None:
-        """Give an error of a punctuation to the failure handler."""
+        """Pass an error of a punctuation to the failure handler."""
 
     def task_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in."""
+        """Return the largest timestamp of the records that the task has processed."""
         ...
 
     def wall_clock(self) -> int:
-        """Return the time in milliseconds since the epoch."""
+        """Return the time of the wall clock in milliseconds since the epoch."""
         ...
 
 
 class EffectsWork:
-    """A function of `process_async` in one task: applies the effects that its calls
-    have recorded.
+    """A `process_async` node in one task. It applies the effects that the calls have
+    recorded.
     """
 
     def __init__(
@@ -115,8 +117,8 @@ class EffectsWork:
         timestamp: int,
         effects: Iterable[Effect],
     ) -> None:
-        """Apply the recorded effects in order: changes of this key's rows, and records
-        for the nodes below.
+        """Apply recorded effects in order: change this key's rows, and pass records to
+        the nodes below.
         """
         for effect in effects:
             if isinstance(effect, Put):
@@ -135,7 +137,7 @@ class EffectsWork:
 
 
 class Work:
-    """A processor of one task, and its `ProcessorContext`."""
+    """A processor in one task, and its `ProcessorContext`."""
 
     def __init__(
         self,
@@ -172,8 +174,9 @@ class Work:
         on the thread that runs it.
 
         Raises:
-            TopologyError: the user's function returns something else, or a processor
-            that is at work already. Whatever the processor raises.
+            TopologyError: the user's function returned another type of object, or a
+                processor that another task or node already uses. Whatever the processor
+                raises.
         """
         made = self._node.supplier()
         if not isinstance(made, Processor):
@@ -199,7 +202,7 @@ class Work:
         value: Any,
         timestamp: int,
     ) -> None:
-        """Give the processor a record."""
+        """Have the processor process a record."""
         before = self._at, self._timestamp
         record = Record(key, value, timestamp, list(self._around.headers or ()))
         self._at = (key_bytes, record)
@@ -214,8 +217,8 @@ class Work:
     def observe(self, stream_time: int) -> None:
         """Advance the stream time of the stores whose rows expire.
 
-        Stream time is the partition's: puts of tasks of other key ranges advance it,
-        too.
+        Stream time is the partition's, so records of tasks of other key ranges advance
+        it as well.
         """
         for table in self._forgetful:
             table.advance(stream_time)
@@ -230,11 +233,11 @@ class Work:
             self._processor.close()
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
-        """Pass a record on to all nodes below, or to the one named `to`.
+        """Pass a record to all nodes below, or only to the node named `to`.
 
         Raises:
-            TypeError: its timestamp or headers are none: the record that is at hand
-            fails here.
+            TypeError: the record's timestamp or headers cannot be written to Kafka. The
+                current record fails at this node.
         """
         check_writable(record)
         key_bytes = None
@@ -248,7 +251,7 @@ class Work:
         )
 
     def store(self, name: str) -> Any:
-        """Return a store of the processor."""
+        """Return a store of the processor by its name."""
         if name not in self._node.store_names:
             names = ", ".join(self._node.store_names) or "none"
             raise TopologyError(
@@ -289,7 +292,9 @@ class Work:
         type_: PunctuationType,
         function: Callable[[int], object],
     ) -> Punctuation:
-        """Call a function at intervals."""
+        """Schedule calls of a function at intervals, and return the handle that cancels
+        them.
+        """
         interval_ms = duration_ms(interval, f'"{self._node.name}": the interval')
         if interval_ms < 1 or type_ not in self._around.punctuations:
             raise TopologyError(
@@ -320,7 +325,7 @@ class Work:
         return self._around.task_time()
 
     def wall_clock(self) -> int:
-        """Return the time in milliseconds since the epoch."""
+        """Return the time of the wall clock in milliseconds since the epoch."""
         return self._around.wall_clock()
 
     @property

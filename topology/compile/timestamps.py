@@ -1,22 +1,23 @@
-"""Timestamp extractors: a source takes timestamps from its records instead of Kafka's.
+"""Applies timestamp extractors, by which a source takes timestamps from its records
+instead of Kafka's.
 
-A reader applies the source's column to all records of a partition before it cuts key
-ranges, so that stream time, and with it every window, is the same for any number of
-ranges. The cost: each process that reads the partition extracts the timestamps of all
-its records.
+A reader computes the timestamp column for all records of a partition before it
+separates key ranges. So stream time, and with it every window, is the same for any
+number of ranges. The cost: each process that reads the partition extracts the
+timestamps of all its records.
 
-A negative timestamp is invalid. A source without an extractor has the records as Kafka
-has them, and invalid ones fail in the task (`valid`). The task looks at the earliest
-timestamp of a batch only: valid ones cost one comparison.
+A negative timestamp is invalid. Without an extractor, a source has Kafka's timestamps,
+and records with invalid ones fail in the task (`valid`). The task checks only the
+earliest timestamp of a batch, so a valid batch costs one comparison.
 
 Invariant: a column never raises and has one timestamp for each record. If the extractor
-gave none, it is negative: `DROPPED`, or `failed(written)`, which keeps Kafka's own for
-the failure; `as_written` reads it.
+gave none, it is negative: `DROPPED`, or `failed(written)`, which keeps Kafka's own
+timestamp for the failure; `as_written` reads it.
 Invariant: no operator sees a record with a negative timestamp, and none advances stream
 time. Turned down: extracting in the task (siblings would disagree about stream time),
-and dropping the record in the reader (it would not be counted, and a failure would
-belong to no task), a column of its own for Kafka's timestamps (every batch would carry
-it for the few records that fail), a check in the generated loop (it costs each record).
+dropping the record in the reader (it would not be counted, and a failure would belong
+to no task), a column of its own for Kafka's timestamps (every batch would carry it for
+the few records that fail), a check in the generated loop (it costs each record).
 """
 
 from __future__ import annotations
@@ -50,33 +51,39 @@ from coopstreams.topology.windows import FOREVER_MS
 S = TypeVar("S", bound=Structure)
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], Int64s]
-"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a
-source's extractor takes from its records.
+"""A function `(partition, records, stream time before them) -> timestamps` that returns
+the timestamps that a source's extractor takes from its records.
 
 A reader calls it on ALL records of the partition before it hashes, routes or drops any,
 and computes the stream times from the result: `accumulate(timestamps, max,
 initial=before)`. So stream time is that of the extracted timestamps for any key ranges.
 `records.stream_times` is ignored. It never raises. A negative timestamp does not
-advance stream time and stays in the column: the task that owns the record drops and
-counts it (`DROPPED`), or gives the extractor's error to its failure handler (any
-other).
+advance stream time and stays in the column. The task that owns the record drops and
+counts it for `DROPPED`. For any other negative timestamp, it passes the extractor's
+error to its failure handler.
 """
 
 DROPPED = -1
-"""The extractor returned None or a negative number."""
+"""The timestamp of a record for which the extractor returned None or a negative
+number.
+"""
 
 
 def failed(written: int) -> int:
     """Return the column's value for a record whose extractor raised, or that could not
     be deserialised.
 
-    Shape: -2 or less; `written` is Kafka's timestamp, -1: none.
+    `written`: Kafka's timestamp, -1 if the record has none.
+
+    Shape: -2 or less.
     """
     return -3 - max(-1, written)
 
 
 def as_written(timestamp: int) -> int:
-    """Return the timestamp of a record, or Kafka's own if it is `failed`; -1: none."""
+    """Return a timestamp of the column; for a `failed` record, Kafka's own. -1: the
+    record has none.
+    """
     return timestamp if timestamp >= DROPPED else -3 - timestamp
 
 
@@ -84,18 +91,19 @@ Extractor = TypeVar("Extractor", bound=Function)
 
 
 def keeps_valid(extractor: Extractor) -> Extractor:
-    """Return an extractor that is called for records with a negative timestamp only: it
-    keeps the others'.
+    """Mark and return an extractor that is called for records with a negative timestamp
+    only; other records keep their timestamp.
     """
     vars(extractor)["keeps_valid"] = True
     return extractor
 
 
 def extracting(topology: S, extractor: Function | None) -> S:
-    """Return a topology whose sources without an extractor have this one; None: they
-    stay without.
+    """Return a topology in which sources without an extractor of their own use
+    `extractor`. None leaves the topology as it is.
 
-    Repartition topics stay without: the application has written them.
+    Repartition topics get no extractor, because the application itself wrote their
+    timestamps.
     """
     if extractor is None:
         return topology
@@ -119,8 +127,9 @@ def valid(
     on_failure: OnFailure,
     dropped: Counter[tuple[str, str]],
 ) -> list[int]:
-    """Return the indexes of the records whose timestamps are not negative. The others
-    are counted as dropped, by node and reason, or given to the failure handler.
+    """Return the indexes of the records whose timestamps are not negative. Each other
+    record is counted in `dropped`, by node and reason, or passed to the failure
+    handler.
 
     Raises:
         Whatever the failure handler raises.
@@ -219,8 +228,8 @@ def extraction_error(
     columns: Columns,
     i: int,
 ) -> Exception:
-    """Return the error of a record whose timestamp is `failed`, by extracting it once
-    more.
+    """Return the error of a record whose timestamp is `failed`, by calling the
+    extractor once more.
     """
     key = columns.keys[i]
     value = columns.values[i]
