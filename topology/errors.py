@@ -1,21 +1,21 @@
-"""Every exception of coopstreams, in one place, so that a user can catch the right one.
+"""Defines every exception of coopstreams, so that a user can catch the right one.
 
     CoopStreamsError
     ├── ConfigError              a setting is unknown, missing or wrong
     ├── TopologyError            the topology is wrong; raised while it is built, before any connection
-    │   └── TopologyChangedError a new version of the topology would lose or mix state of the version before it
+    │   └── TopologyChangedError a new version of the topology would lose or mix state of the previous version
     ├── SerdeError               bytes that cannot be deserialised, or a value that cannot be serialised
     ├── ProcessingError          a user function raised; names task, topic, partition, offset
     ├── LogError                 Kafka (or the in-memory log) refused something
     │   ├── UnknownTopicError    a topic that does not exist
     │   ├── OffsetOutOfRangeError  a position that the log no longer has
-    │   ├── AccessDeniedError    Kafka does not let this process in, or an ACL is missing; names it
+    │   ├── AccessDeniedError    Kafka refuses this process's login, or an ACL is missing; names it
     │   ├── DeliveryError        a record that could not be written
     │   │   └── RefusedError     a record that the topic does not allow
     │   ├── SinkUnavailableError  an external sink is unreachable
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
-    │   ├── ApplicationStoppedError  an instance had all instances of the application stop
+    │   ├── ApplicationStoppedError  an instance made all instances of the application stop
     │   ├── MembershipLostError  the group has removed this member; uncommitted work is void
     │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
@@ -26,7 +26,7 @@
     │   ├── ConsumerRangeFetchNotAcceptedError  90  the consumer does not share partitions
     │   ├── IndividualCommitTooOldError         91  a commit below the stable offset; says where that is
     │   └── MaxIndividualCommitReachedError     92  too many done runs above an offset that is not done
-    ├── DevError                 Java, the development Kafka or the examples' data could not be had
+    ├── DevError                 Java, the development Kafka or the examples' data is not available
     ├── StateError               local state
     │   ├── StateLockedError     the folder is in use by another process
     │   ├── StateCorruptError    the folder cannot be used as it is

@@ -190,11 +190,11 @@ class KeyRange:
         return self.start <= hash_ <= self.end
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Whether the two ranges have a hash in common."""
+        """Return whether the two ranges have a hash in common."""
         return self.start <= other.end and other.start <= self.end
 
     def covers(self, other: KeyRange) -> bool:
-        """Whether every hash of the other range lies in this one."""
+        """Return whether every hash of the other range lies in this range."""
         return self.start <= other.start and other.end <= self.end
 
     def intersect(self, other: KeyRange) -> KeyRange | None:

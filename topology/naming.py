@@ -39,11 +39,11 @@ _GENERATED = re.compile(r"KSTREAM.*-[0-9]{10}")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name if it may be part of a topic name.
+    """Return the name, checked to be legal as a part of a topic name.
 
     Raises:
-        TopologyError: it is empty, too long, or has other characters than ASCII
-        letters, digits, '.', '_' and '-'.
+        TopologyError: the name is empty, too long, or has other characters than ASCII
+            letters, digits, '.', '_' and '-'.
     """
     if not isinstance(name, str):
         raise TopologyError(f"{what} must be a string, not {name!r}")

@@ -138,7 +138,9 @@ class ProcessorContext(Protocol[K2, V2]):
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Where the current record was read; None in a punctuation."""
+        """The topic, partition and offset of the current record; None in a
+        punctuation.
+        """
 
 
 class Put(NamedTuple):
@@ -228,7 +230,9 @@ class CallContext(Generic[K2, V2]):
         nodes to which the function may forward. `node`: the name of the operator.
         """
         self.metadata = where
-        """Where the record was read: the same at each attempt, and after a crash."""
+        """The topic, partition and offset of the record: the same at each attempt, and
+        after a crash.
+        """
         self.rows = dict(rows)
         self._timestamp = timestamp
         self._below = below

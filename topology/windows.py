@@ -26,7 +26,7 @@ from coopstreams.topology.durations import (
 from coopstreams.topology.errors import TopologyError
 
 FOREVER_MS = (1 << 63) - 1
-"""The end of a window that does not end."""
+"""The end of an unlimited window: the largest timestamp."""
 
 
 class Windows:

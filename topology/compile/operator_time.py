@@ -154,7 +154,7 @@ def operator_of(node: Node, analysis: Analysis) -> Operator:
 
 
 def operators_of(subtopology: SubTopology) -> dict[str, list[Operator]]:
-    """Return the operators of each store."""
+    """Return the operators that use each store, by the store's name."""
     analysis = Analysis(subtopology)
     found = dict[str, list[Operator]]()
     for node in subtopology.nodes:

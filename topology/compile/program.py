@@ -66,9 +66,9 @@ class ProgramServices:
     output: Callable[[str], Output] = Output
     """A function that makes the output of a topic."""
     clock: Callable[[], int] = lambda: 0
-    """The wall clock of processors, in milliseconds."""
+    """A function that returns the wall-clock time of processors, in milliseconds."""
     partitions: Callable[[str], int] = lambda _: 1
-    """The partition count of a topic, for partitioners."""
+    """A function that returns the partition count of a topic, for partitioners."""
     parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
     """The parts of the task's range that earlier runs had, by topic."""
 

@@ -330,7 +330,9 @@ class Work:
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Where the current record was read; None in a punctuation."""
+        """The topic, partition and offset of the current record; None in a
+        punctuation.
+        """
         return self._around.where()
 
     def _punctuate(self, function: Callable[[int], object], now_ms: int) -> None:

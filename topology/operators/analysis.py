@@ -78,7 +78,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Whether the key and the value of a record are read as objects."""
+    """The parts of a record, key and value, that are read as objects."""
 
     key: bool
     value: bool

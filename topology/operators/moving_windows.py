@@ -92,7 +92,7 @@ def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
 
 
 def snapshot(value: object, serde: Serde[Any]) -> object:
-    """Return the value itself if it is immutable, else a copy."""
+    """Return the value itself if its type is immutable, else a copy."""
     return (
         value
         if value.__class__ in UNCHANGEABLE
