@@ -1,5 +1,5 @@
-"""coopstreams: stateful stream processing on Kafka, where several shared tasks own key
-ranges of one partition.
+"""coopstreams: stateful stream processing on Kafka, in which several shared tasks own
+key ranges of one partition.
 """
 
 from __future__ import annotations
@@ -187,9 +187,9 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-"""The module of each public name. A module is imported when its name is first used:
-building or testing a topology loads no Kafka client, and a command handles Ctrl-C
-before it has imported anything.
+"""The module of each public name, imported when the name is first used. So building or
+testing a topology loads no Kafka client, and a command handles Ctrl-C before it has
+imported anything.
 """
 
 

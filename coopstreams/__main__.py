@@ -1,13 +1,16 @@
-"""The command line, for `python -m coopstreams` and the script `coopstreams`."""
+"""The entry point of the command line, for `python -m coopstreams` and the script
+`coopstreams`.
+"""
 
 import signal
 import sys
 
 
 def main() -> None:
-    """Run a command. `run` handles SIGTERM and Ctrl-C from here on, before imports. The
-    others are ended by Ctrl-C at once while they are imported, without a traceback:
-    nothing has begun.
+    """Run the command of the command line.
+
+    `run` handles SIGTERM and Ctrl-C from here on, before imports. Ctrl-C ends the other
+    commands at once and without a traceback while they are imported.
     """
     if sys.argv[1:2] == ["run"]:
         from coopstreams.common.interrupts import listen

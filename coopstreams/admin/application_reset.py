@@ -1,5 +1,5 @@
-"""Resets an application: deletes its state and internal topics, and sets its offsets.
-Only while it has no members.
+"""Resets an application that has no members: deletes its state and internal topics, and
+sets its offsets.
 
     state       local state of this host, if its folder is named; deleted first, because it is only a cache
     changelogs  deleted; the next start creates them
@@ -9,19 +9,20 @@ Only while it has no members.
                 marks of backfills and rebuilds that did not end, and, last, the record
                 of the topology version that ran last
 
-The version that ran last is reset with the given one: the next start may be of either,
-and would add to what is left.
+The version that ran last is reset together with the given one: the next start may be of
+either, and would add to state that is left.
 
-Invariant: only what one of both names is touched, and no other application
-(`preflight.name_claims`). Output topics stay: results are written again.
-Invariant: a topic is deleted only while the group has no members, and only the one that
-was planned for (`log.precondition`): a reset that was suspended finds an application
-that has started meanwhile.
-Invariant: an interrupted reset is completed by repeating it. A start in between is
-refused, because that record names a changelog that is gone
-(`preflight.checks`): it would process records into state that has them
-already. Turned down: deleting topics by the prefix of their names (they may belong to
-an application whose id begins with this one).
+Invariant: only topics that one of the two versions names are touched, and none that
+another application has (`preflight.name_claims`). Output topics stay: results are
+written again.
+Invariant: a topic is deleted only while the group has no members, and only if its id is
+the planned one (`log.precondition`). So a suspended reset deletes nothing of an
+application that has started meanwhile.
+Invariant: an interrupted reset is completed by repeating it. Until then a start is
+refused, because the record of the last version names a changelog that is gone
+(`preflight.checks`): the start would process records into state that has them already.
+Turned down: deleting topics by the prefix of their names (they may belong to an
+application whose id begins with this one).
 Source: Kafka Streams `StreamsResetter`.
 """
 
@@ -55,12 +56,15 @@ from coopstreams.topology.naming import marks_topics, topology_topic
 class Reset:
     """The plan of a reset.
 
-    Shape: `topics` are the other ones to be deleted, in this order. `sources` are the
-    partitions whose offsets are to be chosen, `begun_anew` those of topics that are
-    deleted; `gone` are topics of that kind that another tool has deleted, as Kafka
-    Streams' reset does: the group may have individual commits of them. `left` look like
-    internal topics of the application, but neither version has them; they stay. So do
-    `shared`: another application, by its id, has them, too.
+    `topics`: the internal topics to be deleted besides `changelogs`, in this order.
+    `sources`: the partitions whose offsets are to be chosen.
+    `begun_anew`: the partitions of repartition topics, whose offsets begin at 0.
+    `gone`: repartition topics that another tool has deleted, as Kafka Streams' reset
+    does. The group may still have individual commits of them.
+    `left`: topics that look like internal topics of the application, but that neither
+    version has. They stay.
+    `shared`: internal topics that another application has as well, with its id. They
+    stay.
     """
 
     changelogs: tuple[str, ...]
@@ -70,8 +74,8 @@ class Reset:
     gone: tuple[str, ...]
     left: tuple[str, ...]
     share_group: str | None
-    """The share group that deals records of sources with `order="none"`: to be deleted;
-    None: no source has it.
+    """The share group to be deleted, which delivers the records of sources with
+    `order="none"`; None: no source has it.
     """
     shared: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,15 +86,16 @@ def plan_reset(
     last: Outline | None = None,
     claimed: Callable[[Collection[str]], Mapping[str, str]] = lambda _: {},
 ) -> Reset:
-    """Return the plan of a reset, given the partition counts of the existing topics.
+    """Return the plan of a reset. `counts`: the partition counts of the existing
+    topics.
+
+    `topology`: resolved, with its patterns filled in.
     `last`: the version that ran last.
+    `claimed`: returns, of the given topics, those that another application has, with
+    its id (`name_claims.claims`).
 
-    `claimed`: returns those of these topics that another application has, with its id
-    (`name_claims.claims`).
-
-    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables
-    have no offsets, and those that a share group deals have none in the application's
-    group.
+    The application's group has no offsets of global tables' topics, nor of topics that
+    a share group reads.
     """
     application = topology.application_id
     known = _internal_topics(topology, last)
@@ -114,7 +119,7 @@ def plan_reset(
 
 
 def _internal_topics(topology: Topology, last: Outline | None) -> dict[str, str]:
-    """Return the internal topics of both versions, with their kinds."""
+    """Return the internal topics of both versions, with the kind of each."""
     kinds: dict[str, str] = {
         topic.name: topic.kind for topic in topology.internal_topics
     }
@@ -131,7 +136,7 @@ def _sources(
     counts: Mapping[str, int],
     last: Outline | None,
 ) -> list[str]:
-    """Return the topics of which the application's group has offsets."""
+    """Return the source topics of which the application's group has offsets."""
     unplaced = {table.topic for table in topology.global_tables}
     unplaced.update(topology.unordered_topics)
     sources = [topic for topic in topology.source_topics if topic not in unplaced]
@@ -147,7 +152,9 @@ def _left(
     counts: Mapping[str, int],
     known: Collection[str],
 ) -> tuple[str, ...]:
-    """Return the topics that look like the application's, but are of neither version."""
+    """Return the topics that look like internal topics of the application, but that
+    neither version has.
+    """
     unknown = (name for name in sorted(counts) if name not in known)
     return tuple(name for name in unknown if looks_internal(topology, name))
 
@@ -195,21 +202,23 @@ def carry_out(
     *,
     at_beginning: bool = False,
 ) -> None:
-    """Reset the application; `offsets` has all its source partitions, `folders` local
-    state to delete.
+    """Reset the application. `offsets`: the new offset of each of its source
+    partitions.
 
+    `folders`: local state to delete.
     `delete_group`: deletes a share group (`log.kafka.share.delete_share_group`).
-    `at_beginning`: the offsets are those at which a group without offsets begins. Then
-    a group that has never committed stays without offsets: after a failed backfill, for
-    example, only such a group can run one again.
+    `at_beginning`: whether the offsets are those at which a group without offsets
+    begins. If so, a group that has never committed stays without offsets. Only such a
+    group can run a backfill again, for example after a failed one.
 
     Raises:
         GroupError: the group has members. Nothing is done; if they joined just now,
             local state and changelogs are deleted.
-        FencedError: the same, or a topic was made anew meanwhile: repeat the reset.
+        FencedError: the group got members, or a topic was made anew, during the reset:
+            repeat the reset.
         StateLockedError: a process uses the local state. Stop it.
         LogError: no answer in time, or refused: repeat the reset; the application does
-        not start before that.
+            not start before that.
     """
     check_stopped(coordinator)
     doomed = (*reset.changelogs, *reset.topics)

@@ -2,22 +2,22 @@
 came from.
 
 A dead letter is the record that failed, as it was read, with headers that say why
-(`tasks.failures`). A replay writes it, without these headers, to the partition that it
-came from, and commits its position in the same transaction, for the group
+(`tasks.failures`). A replay writes the record, without these headers, to the partition
+that it came from. In the same transaction it commits its position for the group
 `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or
 two run at once.
 
-A record that failed at two operators, or of whose values two failed, has two letters.
-It goes back once: a replay leaves out what it has written, and what those before it
-have written (`replays`). Two that run at once do not know of each other.
+A record has two letters if it failed at two operators, or if two of its values failed.
+It is written back once: a replay leaves out the records that it or an earlier replay
+has written (`replay_metadata`). Two replays that run at once do not know of each other.
 
 A letter that cannot be written (its topic is gone, or refuses it) ends the replay with
-an error that names it. What is before it in its partition has gone back: the
-transaction in which it was met is done again, letter by letter.
+an error that names it. The letters before it in its partition are written back: their
+transaction is repeated, letter by letter.
 
-Letters of what was held back (a row of the record cache, a window that closed) have no
-offset: they are no records of any topic. Written to one, such a letter would be a
-tombstone for its key. So a replay passes it.
+Letters of results that were held back (a row of the record cache, a window that closed)
+have no offset, because they are no records of any topic. Written to a topic, such a
+letter would be a tombstone for its key. So a replay skips it.
 
 Invariant: a replay ends. It does not read letters written after it began, because the
 replayed records may have caused them, nor those of transactions that were open then.
@@ -63,16 +63,17 @@ from coopstreams.topology.errors import LogError, MembershipLostError, UnknownTo
 
 PREFIX = "__coopstreams.errors."
 AT_ONCE = 500
-"""Letters in one transaction."""
+"""The number of letters in one transaction."""
 MOST_KNOWN = 100_000
-"""The latest records that replays have written of which further letters are known, and
-for each partition how far back from its position a replay looks for them.
+"""How many records written by replays are remembered, to recognise further letters of
+them. For each partition also how many offsets before its position a replay looks for
+them.
 """
 
 
 _Record: TypeAlias = tuple[TopicPartition, int, int]
-"""A record: its partition and offset, and a hash of its content, because the topic may
-have been made anew.
+"""A failed record: its partition, its offset, and a hash of its content, because the
+topic may have been made anew.
 """
 
 
@@ -80,11 +81,11 @@ have been made anew.
 class DeadLetter:
     """A record of a dead-letter topic.
 
-    Shape: `headers` are the failed record's own; `why` has the texts of the others:
-    `exception`, `message`, `phase`, `node`, `topic`, `partition`, `task`, `offset`,
-    `stacktrace`. It is empty if another program wrote the record.
-    Units: ms since the epoch; negative: the failed record had none, or, in letters of
-    earlier versions, its extractor failed.
+    Shape: `headers` are the failed record's own. `why` has the texts of the error
+    headers: `exception`, `message`, `phase`, `node`, `topic`, `partition`, `task`,
+    `offset`, `stacktrace`. It is empty if another program wrote the record.
+    Units: `timestamp` in ms since the epoch. Negative: the failed record had none, or,
+    in letters of earlier versions, its extractor failed.
     """
 
     at: TopicPartition
@@ -97,7 +98,7 @@ class DeadLetter:
 
     @property
     def source(self) -> TopicPartition | None:
-        """The partition of the failed record; None: this is no dead letter."""
+        """The partition of the failed record; None: this record is no dead letter."""
         topic = self.why.get("topic")
         partition = self.why.get("partition", "")
         return (
@@ -108,7 +109,9 @@ class DeadLetter:
 
     @property
     def record(self) -> _Record | None:
-        """The record that failed, which can go back; None: this is no letter of one."""
+        """The failed record, which can be written back; None: the letter is not of a
+        record with an offset.
+        """
         offset = self.why.get("offset", "")
         if self.source is None or not offset.isdecimal():
             return None
@@ -123,7 +126,7 @@ def dead_letter(
     value: bytes | None,
     headers: Headers | None,
 ) -> DeadLetter:
-    """Return a record as a dead letter."""
+    """Return a record of a dead-letter topic as a `DeadLetter`."""
     own = [(name, text) for name, text in headers or () if not name.startswith(PREFIX)]
     why = {
         name.removeprefix(PREFIX): (text or b"").decode(errors="replace")
@@ -134,7 +137,8 @@ def dead_letter(
 
 
 def letters(log: KafkaLog, topic: str) -> Iterator[DeadLetter]:
-    """Yield the records that a topic holds now, partition after partition.
+    """Yield the records that a topic has now, in the order of offsets within each
+    partition.
 
     Raises:
         UnknownTopicError: there is no such topic.
@@ -147,8 +151,10 @@ def _between(
     begins: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> Iterator[DeadLetter]:
-    """Yield the records from these offsets on, or from the first, up to the others,
-    partition after partition.
+    """Yield the records of the partitions in `ends` from `begins` on, or from the
+    first, in the order of offsets within each partition.
+
+    Shape: `ends` are exclusive.
     """
     with closing(log.reader()) as reader:
         starts = {at: max(log.start_offset(at), begins.get(at, 0)) for at in ends}
@@ -183,7 +189,8 @@ def ahead(
     settings: Mapping[str, Any],
     topic: str,
 ) -> Iterator[DeadLetter]:
-    """Yield the records that a replay would read: those that no replay has passed.
+    """Yield the records that a replay would read: those after the end of the last
+    replay.
 
     Raises:
         UnknownTopicError: there is no such topic.
@@ -200,12 +207,12 @@ def ahead(
 
 
 def replay_group(topic: str) -> str:
-    """Return the group whose position is the end of the last replay."""
+    """Return the consumer group whose committed position is the end of the last replay."""
     return f"{topic}-replay"
 
 
 def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
-    """Return the last stable offset of each partition of a topic: what is above it may
+    """Return the last stable offset of each partition of a topic. Records above it may
     belong to open transactions.
 
     Raises:
@@ -225,8 +232,9 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 class Replayed:
     """The counts of a replay so far.
 
-    `passed`: letters that were not wanted, or cannot go back, or whose record has gone
-    back, and other records.
+    `passed`: records that were not written: letters that are not wanted, cannot be
+    written back or whose record is already written back, and records that are no
+    letters.
     """
 
     written: int = 0
@@ -234,7 +242,9 @@ class Replayed:
 
 
 class _RefusedLetterError(Exception):
-    """A letter that cannot be written, with the reason. Within `replay` only."""
+    """A letter that cannot be written back, with the reason. Raised within `replay`
+    only.
+    """
 
     def __init__(self, letter: DeadLetter, why: str) -> None:
         super().__init__(f"{letter.at}@{letter.offset}: {why}")
@@ -250,17 +260,18 @@ def replay(
     to: str | None = None,
     on_progress: Callable[[Replayed], None] = lambda _: None,
 ) -> Replayed:
-    """Write a topic's dead letters, from the last replay's end on, back to where they
-    came from, or to `to`.
+    """Write a topic's dead letters, from the end of the last replay on, back to the
+    topics that they came from, or to the topic `to`; return the counts.
 
-    Shape: `settings` in librdkafka's names: how to reach the brokers. Letters that are
-    not `wanted` are skipped for good: no later replay reads them. Another topic chooses
-    the partition by the key.
+    `settings`: how to reach the brokers, in librdkafka's names.
+    `wanted`: which letters to write. Other letters are skipped for good: no later
+    replay reads them.
+    `to`: another topic, where the key chooses the partition.
 
     Raises:
         UnknownTopicError: there is no such topic.
-        LogError: a topic that a letter came from is gone, or refuses it: the message
-            names the letter, and what can be done. The next replay goes on there.
+        LogError: a topic that a letter came from is gone, or refuses it. The message
+            names the letter, and what can be done. The next replay continues there.
     """
     ends = {
         at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end
@@ -310,7 +321,7 @@ def _is_before(
     consumer: CooperativeConsumer,
     ends: Mapping[TopicPartition, int],
 ) -> bool:
-    """Return whether a replay has not committed all these ends yet."""
+    """Return whether the replay has not yet committed all these end offsets."""
     committed = consumer.committed(ends)
     return any(
         (at.offset if at else 0) < ends[place] for place, at in committed.items()
@@ -319,7 +330,7 @@ def _is_before(
 
 @dataclass(slots=True)
 class _Replaying:
-    """Writes batches of a dead-letter topic back, each in one transaction."""
+    """A replay under way: it writes batches of letters back, each in one transaction."""
 
     consumer: CooperativeConsumer
     settings: Mapping[str, Any]
@@ -327,13 +338,14 @@ class _Replaying:
     wanted: Wanted
     writing: _Writing
     known: dict[_Record, None]
-    """The records written last, by this replay and those before it."""
+    """The records written last, by this replay and earlier ones."""
     at_once: int
     """How many letters are read for one transaction."""
     done: Replayed = field(default_factory=Replayed)
 
     def take(self, records: Sequence[ConsumerRecord]) -> bool:
-        """Write a batch back and commit it; return False if it has to be read again.
+        """Write a batch back and commit it; return False if the batch has to be read
+        again.
 
         Raises:
             LogError: its only letter cannot be written.
@@ -384,8 +396,8 @@ def _written_before(
     passed: Mapping[TopicPartition, OffsetAndRanges | None],
     turns: Mapping[TopicPartition, tuple[Turn, ...]],
 ) -> dict[_Record, None]:
-    """Return the records that replays have written, as far as the letters that they
-    have passed are still there.
+    """Return the records that earlier replays have written, as far as the topic still
+    has their letters.
     """
     found: dict[_Record, None] = {}
     stands = {at: one for at, one in passed.items() if one is not None}
@@ -425,22 +437,22 @@ def _letter(record: ConsumerRecord) -> DeadLetter:
 
 @dataclass(slots=True)
 class _Writing:
-    """Writes letters back with the producer of their transaction. `to`: another topic
-    than they came from.
+    """Writes letters back with the producer of their transaction. `to`: the topic to
+    write to; None: the one that each letter came from.
     """
 
     log: KafkaLog
     producer: Any
     to: str | None
     _counts: dict[str, int] = field(default_factory=dict)
-    """The partitions of topics, as far as they were needed."""
+    """The partition counts of the topics that were needed so far."""
     _refused: list[_RefusedLetterError] = field(default_factory=list)
 
     def write(self, letter: DeadLetter, source: TopicPartition) -> None:
         """Queue a letter's record.
 
         Raises:
-            _RefusedLetterError: its topic is gone, or has not so many partitions.
+            _RefusedLetterError: its topic is gone, or lacks the partition.
         """
         where: dict[str, Any] = {"topic": self.to}
         if self.to is None:
@@ -488,10 +500,10 @@ class _Writing:
                 return
 
     def check(self) -> None:
-        """Wait until all that is queued is in the log.
+        """Wait until all queued records are in the log.
 
         Raises:
-            _RefusedLetterError: it takes some of it not: the first one.
+            _RefusedLetterError: the brokers refuse a record; names the first one.
         """
         self.producer.flush()
         if refused := self._refused[:1]:

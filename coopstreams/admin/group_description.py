@@ -1,9 +1,8 @@
-"""Describes a group for administrators: members, owners of key ranges, positions, done
-runs above the stable offset.
+"""Describes a group for administrators: members, owners of key ranges, positions, and
+done runs above the stable offset.
 
-It may be a group of cooperative consumers, or that of an application. Invariant: for
-each partition the key ranges shown tile the hash space, whatever is assigned and
-committed.
+The group is one of cooperative consumers, or of an application. Invariant: for each
+partition the key ranges shown tile the hash space, whatever is assigned and committed.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class OwnedRange:
-    """A key range of a partition. `offset` None: nothing is committed; `member` None:
-    no consumer has it now.
+    """A key range of a partition, with its commit and its owner.
+
+    `offset`: its committed position; None: it has committed nothing. `ranges`: the done
+    runs above it. `member`: the id of the consumer that owns it now; None: none does.
     """
 
     key_range: KeyRange
@@ -43,8 +44,9 @@ class OwnedRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The progress of a group in a partition. Units: `lag` in records, from the stable
-    offset to the end of the log.
+    """The progress of a group in a partition.
+
+    Units: `lag` in records, from the stable offset to the end of the log.
     """
 
     partition: TopicPartition
@@ -54,7 +56,7 @@ class PartitionReport:
 
     @property
     def lag(self) -> int | None:
-        """The lag; None where some key range has committed nothing."""
+        """The lag; None: some key range has committed nothing."""
         return (
             None if self.committed is None else max(0, self.end - self.committed.offset)
         )
@@ -62,7 +64,9 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """A member. `state` None: it does not run coopstreams, and has no key ranges."""
+    """A member of a group. `state` None: the member does not run coopstreams, and has
+    no key ranges.
+    """
 
     id: str
     host: str
@@ -74,8 +78,8 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group. Shape: `state` is Kafka's word; `members_text` are the members in words,
-    empty: there are none.
+    """A group. Shape: `state` is Kafka's word. `members_text` describes the members in
+    words; empty: there are none.
     """
 
     state: str
@@ -89,7 +93,7 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
 
     Raises:
         LogError: refused, or an open transaction delays the answer; the message names
-        it.
+            it.
     """
     described = admin.describe()
     members = tuple(
@@ -117,7 +121,9 @@ def owned_ranges(
     committed: OffsetAndRanges | None,
     owners: Sequence[tuple[KeyRange, str]],
 ) -> list[OwnedRange]:
-    """Return the whole hash space, divided where owners or commits differ."""
+    """Return key ranges that tile the hash space, cut wherever the owner or the commit
+    changes.
+    """
     stands: Sequence[Segment | None] = (
         [None] if committed is None else committed.key_ranges
     )
@@ -163,8 +169,8 @@ def _owned(
     members: Iterable[MemberReport],
     topics: Iterable[str],
 ) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
-    """Return the owners of key ranges by partition, for groups of consumers: tasks of
-    applications have no topic.
+    """Return the owners of key ranges by partition. Only tasks of consumers count: an
+    application's tasks do not name a topic.
     """
     names = {topic_number(topic): topic for topic in topics}
     owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}

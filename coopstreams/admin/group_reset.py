@@ -1,9 +1,9 @@
-"""Resets a group's positions to the beginning, the end, an offset or a time. Only while
-it has no members.
+"""Resets the positions of a group without members to the beginning, the end, an offset
+or a time.
 
-A plain committed offset alone is not enough: individual commits of key ranges under a
-higher term still count (`commit/view.py`). So a reset is a commit for the whole hash
-space under a higher term:
+A plain offset alone is not enough: individual commits of key ranges under a higher term
+still count (`commit/view.py`). So a reset is a commit for the whole hash space under a
+higher term:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
     record  [whole]@term -> offset, without done runs; of a reset forwards, a record for each key range
@@ -11,17 +11,18 @@ space under a higher term:
             partitions of the commit topic, before their count was changed, becomes void
             (`Follower.check`)
 
-Both name the topic by its id, as every commit does: if it is made anew before the next
-start, that start is refused.
+The record and the plain offset name the topic by its id, as every commit does. If the
+topic is made anew before the next start, that start is refused.
 
-Damaged records of these partitions, which keep tasks from opening, are tombstoned along
-with it; those of a newer version are not touched.
+Damaged records of these partitions keep tasks from opening, so the reset deletes them
+by tombstones. Records of a newer version are not touched.
 
 Invariant: the term is above that of every commit, and above the term that a process
 stalled while opening may have chosen.
 Invariant: after an interruption at any step, each position lies between the old and the
-new one; repeating the reset completes it. Turned down: deleting the individual commits
-(terms would begin at 1 again, and a stalled process of before would win).
+new one; repeating the reset completes it.
+Turned down: deleting the individual commits (terms would begin at 1 again, and commits
+of an earlier, stalled process would outrank new ones).
 """
 
 from __future__ import annotations
@@ -69,20 +70,20 @@ def reset_offsets(
     gone: Collection[str] = (),
     forwards: bool = False,
 ) -> None:
-    """Set the group's positions to these offsets, in all key ranges; it processes again
-    what it had done above them.
+    """Set the group's positions to these offsets, in all key ranges. Records above them
+    are processed again, even if they were done.
 
-    `unnamed`: the partitions whose topics are about to be made anew: their positions
-    are those in the new topics.
-    `gone`: topics without partitions now, which are made anew as well: individual
+    `unnamed`: the partitions whose topics are about to be made anew. Their offsets are
+    positions in the new topics.
+    `gone`: topics that have no partitions now, and are made anew as well. Individual
     commits of them are reset. Kafka has deleted the plain offsets with the topics, and
-    takes none.
-    `forwards`: it does not process that again. Only key ranges that stand before an
-    offset are put there; the metadata of a consumer stays.
+    accepts none.
+    `forwards`: only move key ranges whose position is before the offset, and process no
+    done record again. The metadata of a consumer stays.
 
     Raises:
-        ConfigError: forwards, and what the group had done is not known, or was done in
-        a topic that was made anew.
+        ConfigError: `forwards` is set, and the group's progress is not known, or is of
+            a topic that was made anew.
         GroupError: the group has members. Stop them first.
         LogError: refused, or no answer in time: try again. Or a newer version of
             coopstreams wrote a record: use that version.
@@ -136,7 +137,7 @@ def _committed(
     coordinator: GroupAdmin,
     partitions: Collection[TopicPartition],
 ) -> dict[TopicPartition, Committed]:
-    """Return the group's own offsets, as far as there are any."""
+    """Return the group's plain offsets. Partitions without one are left out."""
     found = coordinator.committed(partitions)
     return {
         at: Committed.parse(*given) for at, given in found.items() if given is not None
@@ -149,7 +150,9 @@ def _next_term(
     committed: Committed | None,
     damaged: Mapping[bytes, CommitKey | None],
 ) -> int:
-    """Return the term above every commit of a partition, damaged ones included."""
+    """Return the term above that of every commit of a partition, damaged commits
+    included.
+    """
     terms = [
         1 + key.term
         for key in damaged.values()
@@ -163,8 +166,8 @@ def _consumer_text(
     partition: TopicPartition,
     topic_id: str,
 ) -> str:
-    """Return the metadata that a consumer has given to its last commit; empty if it has
-    given none (an application's commit has only the topic's id there).
+    """Return the metadata that a consumer gave to its last commit; empty: it gave none.
+    An application's commit has only the topic's id there.
     """
     live = follower.live(partition)
     return live[-1].metadata if live and live[-1].metadata != topic_id else ""
@@ -178,7 +181,7 @@ def _append_commits(
     topic_id: str,
     text: str,
 ) -> None:
-    """Append a commit for each segment."""
+    """Append an individual commit for each segment."""
     # The form of a consumer's commit: an application takes the id from either form, a
     # consumer from its own.
     metadata = consumer_metadata(topic_id, text) if topic_id else text
@@ -207,8 +210,10 @@ def _plain(
     beside: int,
     topic_id: str,
 ) -> tuple[int, str]:
-    """Return the offset and metadata that stand for these segments in the group's own
-    offsets.
+    """Return the plain offset, with its metadata, that corresponds to these segments.
+
+    `beside`: the highest term of the individual commits; 0: the plain offset alone has
+    the whole progress.
     """
     low = lowest(segments)
     mirrored = Committed(
@@ -226,7 +231,9 @@ def _void(
     coordinator: GroupAdmin,
     follower: Follower,
 ) -> dict[TopicPartition, tuple[int, str]]:
-    """Return the offsets that make fences in other partitions of the commit topic void."""
+    """Return the offsets and metadata that make the fences in other partitions of the
+    commit topic void.
+    """
     rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
     return {
         at: (row[0], VOID)
@@ -242,8 +249,8 @@ def _forwards(
     offset: int,
     topic_id: str,
 ) -> list[Segment]:
-    """Return the group's progress in a partition, with the key ranges that stand before
-    an offset put there.
+    """Return the group's progress in a partition, with positions below `offset` moved
+    to `offset`.
     """
     check_beside(follower, {partition: committed})
     start = follower.open(partition, WHOLE, committed, Position(offset))
@@ -255,8 +262,8 @@ def _damaged(
     follower: Follower,
     targets: Collection[TopicPartition],
 ) -> dict[bytes, CommitKey | None]:
-    """Return the damaged records to delete: those of these partitions, and those
-    without a readable partition (None).
+    """Return the damaged records to delete, with their decoded keys. They are those of
+    these partitions, and those whose key cannot be read (None).
 
     Raises:
         LogError: a newer version wrote one of them.
@@ -281,11 +288,11 @@ def reset_key(
     next_term: int,
     generation: int = NO_GENERATION,
 ) -> CommitKey:
-    """Return the commit key of a reset, for the whole hash space. `generation`: or
-    `MADE_ANEW`.
+    """Return the commit key of a reset, for the whole hash space. `generation`:
+    `MADE_ANEW` for a topic that is about to be made anew.
 
-    Its term is one above the next one, because an opener that has stalled may have
-    chosen the next one.
+    The term is one above `next_term`, because a stalled opener may have chosen
+    `next_term`.
     """
     return CommitKey(group, *partition, WHOLE, next_term + 1, generation)
 
@@ -295,8 +302,8 @@ def never_committed(
     coordinator: GroupAdmin,
     partitions: Collection[TopicPartition],
 ) -> bool:
-    """Return whether the group has committed nothing in these partitions, neither plain
-    nor individual offsets.
+    """Return whether the group has committed neither plain offsets nor individual
+    commits in these partitions.
     """
     if any(coordinator.committed(partitions).values()):
         return False

@@ -1,12 +1,13 @@
 """The ACLs that an application needs: the general rules, and the list for one topology
 and its settings.
 
-`coopstreams acls` prints them, docs/operating/secure.md has the rules as a table, and the
-tests with the secured broker run with exactly these.
+`coopstreams acls` prints the list, docs/operating/secure.md has the rules as a table,
+and the tests with the secured broker run with exactly these ACLs.
 
-Invariant: an application with these ACLs is refused nothing that it asks for, and each
-of them is needed. Turned down: ACLs on each internal topic by its name (a new version
-of the topology would need others before it starts).
+Invariant: no request of an application with these ACLs is refused, and each ACL is
+needed.
+Turned down: ACLs on each internal topic by its name (a new version of the topology
+would need others before it starts).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Operations on a kind of resource; `name` may be a placeholder, for each name that
-    the application has for it.
+    """Operations on one kind of resource. `name` is a name, or a placeholder that
+    stands for names of the application.
 
-    `transactions`: under exactly-once only. `shared`: where a share group deals the
-    records of a source only.
+    `transactions`: needed under exactly-once only. `shared`: needed only if a share
+    group reads a source.
     """
 
     kind: str
@@ -83,8 +84,8 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
 
 
 def unknown(topology: Structure) -> list[str]:
-    """Return, in words, the topics without a listed ACL, because the topology does not
-    name them.
+    """Return the nodes whose topics the topology does not name, so that no ACL is
+    listed for them. Each is a sentence that says what to allow.
     """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     told = [
@@ -101,8 +102,8 @@ def unknown(topology: Structure) -> list[str]:
 
 
 def _written(topology: Structure, config: Config) -> tuple[str, ...]:
-    """Return the external topics that the application writes to, also those of time
-    marks and dead letters.
+    """Return the external topics that the application writes to, including those of
+    time marks and dead letters.
     """
     return tuple(
         dict.fromkeys(

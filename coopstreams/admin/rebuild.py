@@ -6,11 +6,11 @@ meanwhile.
                 it
     assembled   the manifest: the new slices, and those of the published one that remain
 
-Invariant: a slice is the state at an offset X of its changelog, whoever writes
-meanwhile; a task that restores it replays from X.
-Invariant: the published manifest has the ids of the changelogs that were read: a
+Invariant: a slice is the state at an offset X of its changelog, even if tasks write to
+the changelog meanwhile. A task that restores the slice replays from X.
+Invariant: the published manifest has the ids of the changelogs that were read. A
 changelog that was created again meanwhile does not get slices of the deleted one.
-Turned down: copying the files of a running instance (they hold all ranges, and a task
+Turned down: copying the files of a running instance (they have all ranges, and a task
 needs only its own).
 """
 
@@ -65,7 +65,7 @@ unreachable, or a transaction hangs.
 
 @dataclass(frozen=True, slots=True)
 class RebuildScope:
-    """The scope of a rebuild. None: all.
+    """The stores, partitions and key range to rebuild. None: all.
 
     Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at
     key groups, and widened to whole slices.
@@ -76,8 +76,8 @@ class RebuildScope:
     key_range: KeyRange = WHOLE
 
     def names(self, known: Mapping[str, StoreSpec]) -> Collection[str]:
-        """Return the names of the stores, of those that have a changelog; a versioned
-        store comes with its past.
+        """Return the names of the chosen stores among `known`, the stores with a
+        changelog. A versioned store includes the store of its history.
         """
         chosen = known.keys() if self.stores is None else known.keys() & self.stores
         past = {
@@ -87,16 +87,17 @@ class RebuildScope:
 
 
 WORK = "coopstreams-rebuild"
-"""The default folder in which a rebuild from the source leaves what `resume` needs."""
+"""The default folder in which a rebuild from the source keeps what `resume` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """How state is rebuilt from the source topics.
 
-    `ranges`: key ranges of each partition, and so tasks. `incomplete`: although topics
-    have lost records. `work`: the folder of runs. `resume`: the run to be continued,
-    with its own options.
+    `ranges`: the number of key ranges, and so tasks, of each partition.
+    `incomplete`: rebuild although topics have lost records.
+    `work`: the folder of runs.
+    `resume`: the run to continue, with its own options.
     """
 
     ranges: int | None = None
@@ -108,7 +109,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
-    """One partition of a sub-topology, with the stores to be rebuilt there."""
+    """One partition of a sub-topology, with the stores to rebuild there."""
 
     task: TaskId
     stores: tuple[str, ...]
@@ -119,11 +120,12 @@ def to_rebuild(
     tasks: Sequence[int],
     wanted: RebuildScope,
 ) -> list[RebuiltPartition]:
-    """Return the partitions to rebuild, given the partition count of each sub-topology.
+    """Return the partitions to rebuild. `tasks`: the partition count of each
+    sub-topology.
 
     Raises:
-        ConfigError: a store or partition that does not exist; the message lists those
-        that do.
+        ConfigError: a store or partition does not exist; the message lists those that
+            do.
     """
     known = logged(topology)
     _check_exists(wanted, known, tasks)
@@ -145,7 +147,11 @@ def _check_exists(
     known: Collection[str],
     tasks: Sequence[int],
 ) -> None:
-    """Check that the stores and partitions of a scope exist."""
+    """Check that the stores and partitions of a scope exist.
+
+    Raises:
+        ConfigError: one does not; the message lists those that do.
+    """
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
         raise ConfigError(
             f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}"
@@ -165,8 +171,10 @@ def assembled(
     specs: Mapping[str, StoreSpec],
     now: Mapping[str, Changelog],
 ) -> Manifest:
-    """Return the manifest of a run: its own slices, and the older manifest's that still
-    fit topology and changelogs.
+    """Return the manifest of a run: its own slices, and the older manifest's slices
+    that still fit the topology and the changelogs.
+
+    `found`: the new slices by store. `now`: the changelogs as they are now, by store.
     """
     stores: dict[str, StoreSlices] = {}
     for name, spec in specs.items():
@@ -196,10 +204,11 @@ def assembled(
 
 
 class Rebuilder:
-    """Makes a snapshot of an application in a storage. Belongs to one thread.
+    """A run that makes a snapshot of an application in a storage. Belongs to one
+    thread.
 
-    `afresh`: read the changelogs from their beginning; else start from the published
-    snapshot. `run`: the name of the run, if several rebuilders share one.
+    `afresh`: read the changelogs from their beginning, instead of starting from the
+    published snapshot. `run`: the name of the run, if several rebuilders share one.
     """
 
     def __init__(
@@ -222,8 +231,7 @@ class Rebuilder:
         self._afresh = afresh
         self._specs = logged(topology)
         self._ids: dict[str, str] = {}
-        """The ids of the changelogs that are rebuilt, taken before anything of them is
-        read.
+        """The ids of the rebuilt changelogs, taken before any of their records is read.
         """
 
     def to_rebuild(self, wanted: RebuildScope) -> list[RebuiltPartition]:
@@ -254,14 +262,14 @@ class Rebuilder:
         rebuilt: RebuiltPartition,
         listener: RestoreListener | None = None,
     ) -> dict[str, list[Slice]]:
-        """Return the slices of a partition, by store; they are in the storage, and
-        unused before `publish`.
+        """Write the slices of a partition to the storage, and return them by store.
+        They are unused before `publish`.
 
-        `listener`: is told how far the changelogs are read.
+        `listener`: is called with the progress in the changelogs.
 
         Raises:
-            LogError: a changelog stood still for two minutes.
-            SnapshotError: the storage does not accept them.
+            LogError: a changelog gave no record for two minutes.
+            SnapshotError: the storage does not accept the slices.
         """
         subtopology = self._subtopology(rebuilt)
         writer = SnapshotWriter(self._url, self._application, self.run)
@@ -282,8 +290,8 @@ class Rebuilder:
                 }
 
     def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
-        """Publish these slices, with the remaining ones of the published snapshot;
-        return the manifest.
+        """Publish these slices, with the slices of the published snapshot that still
+        fit; return the manifest.
 
         Raises:
             SnapshotError: a changelog was created again since `to_rebuild` was called.
@@ -368,8 +376,8 @@ class Rebuilder:
 
 
 def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]:
-    """Return the changelogs that had another id when the older manifest was made,
-    ascending.
+    """Return the changelogs whose topic id has changed since the older manifest was
+    made, ascending.
     """
     return sorted(
         now[name].topic
@@ -384,7 +392,7 @@ def finish(
     stores: Sequence[str],
     host: Host = SYSTEM,
 ) -> None:
-    """Restore a single added task to the end of its changelogs.
+    """Restore the only task of `restoring` to the end of its changelogs.
 
     Raises:
         LogError: retryable: a changelog gave no record for two minutes.

@@ -1,17 +1,17 @@
-"""Which records the replays of a dead-letter topic have written: what each leaves
-beside its position, for the next.
+"""Which records the earlier replays of a dead-letter topic have written, as the
+metadata of the replay group's offsets.
 
-A record may have two letters, and goes back once: a replay leaves out what it has
-written. If it is interrupted between the two, and where they lie in two partitions, the
-next one must know as well. So the metadata of the group's offset of each partition says
-what the replays wanted that have passed its letters:
+A record may have two letters, and is written back once: a replay leaves out the records
+that it has written. If it is interrupted between the two letters, or if they are in two
+partitions, the next replay must know these records as well. So the metadata of each
+partition's offset says which letters the earlier replays wanted:
 
     [[node, phase, begin], ...]     from this offset on, up to the next entry's: letters of this node and phase
 
 The next replay reads these letters again. `coopstreams group reset` leaves no metadata:
-from there on, all is written again.
+after it, a replay writes all letters again.
 
-Turned down: the records themselves in the metadata (a broker takes 4 KiB, and two
+Turned down: the records themselves in the metadata (a broker accepts 4 KiB, and two
 letters may be far apart).
 """
 
@@ -26,18 +26,20 @@ from coopstreams.commit.group_progress import OffsetAndRanges
 from coopstreams.topology.keys import key_hashes
 
 MOST_TURNS = 8
-"""The latest turns that are kept."""
+"""How many of the latest turns are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The letters that a replay writes: of a node, and of a phase; None: of any."""
+    """The letters that a replay writes: those of one node, of one phase, or of both.
+    None: any.
+    """
 
     node: str | None = None
     phase: str | None = None
 
     def fits(self, why: Mapping[str, str]) -> bool:
-        """Return whether a letter with this reason is wanted."""
+        """Return whether a letter with these error headers is wanted."""
         return self.node in (None, why.get("node")) and self.phase in (
             None,
             why.get("phase"),
@@ -46,15 +48,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What replays wanted from an offset on."""
+    """The letters that replays wanted from the offset `begin` on."""
 
     wanted: Wanted
     begin: int
 
 
 def turns_of(metadata: str) -> tuple[Turn, ...]:
-    """Return the turns in the metadata of an offset, ascending; none, if no replay
-    wrote it.
+    """Return the turns in the metadata of an offset, ascending; empty: no replay wrote
+    it.
     """
     with suppress(ValueError, TypeError):
         return tuple(
@@ -65,7 +67,7 @@ def turns_of(metadata: str) -> tuple[Turn, ...]:
 
 
 def metadata_of(turns: tuple[Turn, ...]) -> str:
-    """Return the metadata with these turns."""
+    """Return the metadata that encodes these turns."""
     return json.dumps(
         [[turn.wanted.node, turn.wanted.phase, turn.begin] for turn in turns],
         separators=(",", ":"),
@@ -73,8 +75,8 @@ def metadata_of(turns: tuple[Turn, ...]) -> str:
 
 
 def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...]:
-    """Return the turns that count when a replay goes on at a position: a new one, if
-    the last wanted other letters.
+    """Return the turns for a replay that begins at the position `passed`. A new turn is
+    added if the last replay wanted other letters.
     """
     turns = () if passed is None else turns_of(passed.metadata)
     if turns and turns[-1].wanted == wanted:
@@ -87,7 +89,7 @@ def is_passed(
     key: bytes | None,
     offset: int,
 ) -> bool:
-    """Return whether a replay has passed the letter with this key and offset."""
+    """Return whether the position `passed` covers the letter with this key and offset."""
     (hash_,) = key_hashes([key], [offset])
     return any(
         one.has_done(offset) for one in passed.key_ranges if hash_ in one.key_range
@@ -99,6 +101,8 @@ def was_wanted(
     offset: int,
     why: Mapping[str, str],
 ) -> bool:
-    """Return whether the replay that passed a letter wrote its record."""
+    """Return whether the replay that passed a letter wrote its record. `why`: the
+    letter's error headers.
+    """
     latest = next((turn for turn in reversed(turns) if turn.begin <= offset), None)
     return latest is not None and latest.wanted.fits(why)

@@ -1,1 +1,1 @@
-"""The commands of `coopstreams`, one module each."""
+"""The commands of `coopstreams`, one in each module."""

@@ -1,5 +1,5 @@
-"""`coopstreams acls`: the ACLs that an application needs, as commands of Kafka's or as
-JSON.
+"""`coopstreams acls`: prints the ACLs that an application needs, as kafka-acls commands
+or as JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _text(
     left_out: list[str],
     config: Config,
 ) -> str:
-    """Return a command for each resource, and a comment for each unknown one."""
+    """Return a command for each resource, and a comment for each unknown topic."""
     commands = [
         adding(principal, same, config["bootstrap.servers"])
         for same in _by_resource(acls)

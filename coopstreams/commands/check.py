@@ -1,5 +1,5 @@
-"""`coopstreams check`: the stores and topics that a new version of a topology keeps,
-before its deployment.
+"""`coopstreams check`: prints which stores and topics a new version of a topology
+keeps, before it is deployed.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def _on_cluster(
     topology: Topology,
     checked: Config,
 ) -> tuple[Sequence[TopologyChange], str]:
-    """Return the changes since the version that ran last, weighed by the topics'
-    content, and their `word_of`.
+    """Return the changes since the version that ran last, judged by the content of the
+    topics, and their `word_of`.
 
     Raises:
         ConfigError: the cluster has no record of that version.

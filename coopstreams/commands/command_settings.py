@@ -1,5 +1,5 @@
-"""Shared by commands that contact Kafka: settings (file, environment, flags), the
-connection, logging.
+"""The settings (file, environment, flags), the connection and the logging of commands
+that contact Kafka.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
 KAFKA_PORT = "9092"
-"""The port of an address without one, as of librdkafka."""
+"""The port of an address that names none, as in librdkafka."""
 
 
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
     name of their own, which win.
 
     Raises:
-        ConfigError: an argument is not of that form.
+        ConfigError: a `--set` is not of that form.
     """
     return dict(_pair(text) for text in pairs or ()) | {
         name: value for name, value in named.items() if value is not None
@@ -45,11 +45,11 @@ def loaded(
     pairs: Iterable[str] | None,
     named: Mapping[str, Any],
 ) -> tuple[Topology, Config]:
-    """Return a topology, and its settings: from the file, the environment, and the
+    """Return a topology, and its settings from the file, the environment and the
     command line.
 
     Raises:
-        ConfigError: no such topology, or a setting that is not valid.
+        ConfigError: there is no such topology, or a setting is not valid.
     """
     topology = load_topology(target)
     return topology, Config.of(
@@ -65,11 +65,11 @@ def configure_logging(
     *,
     watched: bool = False,
 ) -> None:
-    """Log to the terminal, or to this handler; `who` marks the lines of workers that
-    share a terminal.
+    """Log to the terminal, or to `handler`. `who` marks the lines of workers that share
+    a terminal.
 
-    Lines that go to neither have date and zone, unless they are `watched`: the
-    supervisor shows them on its terminal.
+    `watched`: whether a supervisor shows the lines on its terminal. Lines that go to no
+    terminal have date and time zone.
     """
     clock = (
         "%H:%M:%S"
@@ -92,8 +92,8 @@ def configure_logging(
 
 
 class _Form(logging.Formatter):
-    """Messages have keys, and what functions raise: a terminal would obey their control
-    characters.
+    """A formatter that writes out control characters: messages have keys and errors of
+    users, and a terminal would obey the characters.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -101,8 +101,8 @@ class _Form(logging.Formatter):
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`: an earlier one may be closed, like that of a
-    test that ran a command.
+    """A handler that writes to the current `sys.stderr`. An earlier one may be closed,
+    for example that of a test that ran a command.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -156,11 +156,11 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
 def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
-    """Return the connection settings, in librdkafka's names: from the file, the
-    environment, and the command line.
+    """Return the connection settings from the file, the environment and the command
+    line, in librdkafka's names.
 
     Raises:
-        ConfigError: no brokers, or an unknown setting.
+        ConfigError: no brokers are named, or a setting is unknown.
     """
     return Config.of(
         settings_of(config, os.environ, {"bootstrap.servers": brokers})
@@ -168,8 +168,8 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
 
 
 def refusals(servers: str) -> list[str]:
-    """Return the error of each of these addresses, if none accepts a connection; else
-    nothing.
+    """Return the error of each of these addresses if none accepts a connection; empty:
+    one does.
     """
     said = []
     for server in servers.split(","):
@@ -191,8 +191,8 @@ def refusals(servers: str) -> list[str]:
 
 @contextmanager
 def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
-    """Yield a cluster for the duration of a command. If no broker accepts connections,
-    print that, and try anyway.
+    """Yield a connection to a cluster, and close it in the end. If no broker accepts
+    connections, print that, and try anyway.
     """
     if said := refusals(settings.get("bootstrap.servers", "")):
         cure = (

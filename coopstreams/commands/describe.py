@@ -1,4 +1,4 @@
-"""`coopstreams describe`: the topology drawn, without contacting anything."""
+"""`coopstreams describe`: prints a drawing of a topology, without contacting anything."""
 
 from __future__ import annotations
 

@@ -158,10 +158,10 @@ def _question(
     wanted: Wanted,
     where: str,
 ) -> str:
-    """Return the question whether these letters may go back.
+    """Return the question whether to write these letters back.
 
     Raises:
-        ConfigError: none of them is wanted.
+        ConfigError: none of the letters is wanted.
     """
     reasons = Counter[tuple[str, str]]()
     chosen = 0
@@ -190,7 +190,7 @@ def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
 
 
 def letters_table(newest: Iterable[DeadLetter]) -> Table:
-    """Return a row for each letter."""
+    """Return a table with a row for each letter."""
     return _table(
         ("letter", "time", "from", "exception", "key", "value"),
         map(_row, newest),

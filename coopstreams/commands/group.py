@@ -38,7 +38,7 @@ _Group = Annotated[
     str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")
 ]
 _SHOWN = 3
-"""The number of offset ranges that are printed for a key range."""
+"""The most offset ranges that are printed for a key range."""
 
 
 @app.command()
@@ -118,11 +118,11 @@ def reset_targets(
     partitions: list[int] | None,
     to: str,
 ) -> dict[TopicPartition, int]:
-    """Return the offset for each partition.
+    """Return the offset that `--to` means in each partition.
 
     Raises:
-        UnknownTopicError: there is no such topic, or partition.
-        ConfigError: not a valid position, or one that the log does not have.
+        UnknownTopicError: there is no such topic or partition.
+        ConfigError: `to` is not a valid position, or the log does not have it.
     """
     count = log.partitions([topic]).get(topic, 0)
     wanted = list(range(count)) if partitions is None else partitions
@@ -145,8 +145,9 @@ def reset_targets(
 
 
 def partitions_table(report: GroupReport) -> Table:
-    """Return the partitions, a line for each key range, with its owner if it is a
-    consumer: tasks name no topics.
+    """Return a table of the partitions with a line for each key range, and its owner if
+    the group is one of consumers. Tasks of applications name no topics, so their owners
+    are not shown.
     """
     consumers = not any(
         member.state is not None and version_of(member.state.info)
@@ -181,8 +182,8 @@ def partitions_table(report: GroupReport) -> Table:
 
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
-    """Return the members, with the tasks of each. `topics`: the names, by the numbers
-    in the task ids of consumers.
+    """Return a table of the members with their tasks. `topics`: the topic names, by the
+    numbers in the task ids of consumers.
     """
     table = new_table("member", "host", "shares", "version", "has")
     for member in report.members:

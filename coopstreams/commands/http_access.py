@@ -1,5 +1,5 @@
-"""Shared by commands that ask a running application by HTTP: the token and
-certificates, and the wait for an answer.
+"""The HTTP client of commands that query a running application: its token and
+certificates, and its wait for an answer.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ def asking(
     """Yield a client of an application's queries, with the token and certificates of
     the settings `http.*`.
 
-    A HOST:PORT is taken for an http URL, or for https if there are certificates.
+    `url`: may be HOST:PORT, which means http, or https if there are certificates.
+    `seconds`: how long to retry a query.
 
     Raises:
-        ConfigError: they cannot be used.
-        QueryError: the application wants another token; says where it is taken from.
+        ConfigError: the token or the certificates cannot be used.
+        QueryError: the application wants another token; the message says which setting
+            it is taken from.
     """
     from coopstreams.query.certificates import Files
     from coopstreams.query.client import QueryClient

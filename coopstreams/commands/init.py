@@ -1,5 +1,5 @@
-"""`coopstreams init`: the files of a new application, which run, are tested and can be
-deployed as they are.
+"""`coopstreams init`: writes the files of a new application, which run, have a test,
+and can be deployed as they are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`coopstreams pack`: packs what the workers of a cluster need into one archive for
-spark-submit.
+"""`coopstreams pack`: packs what the workers of a Spark cluster need into one archive
+for spark-submit.
 
-It is a virtual environment with coopstreams and the application's libraries, without
-PySpark, which each worker has. It has only a link to Python itself, so a worker needs
-the same Python at the same path, as with Spark's own recipe.
+The archive is a virtual environment with coopstreams and the application's libraries.
+It does not have PySpark, which each worker has. It has only a link to Python itself, so
+a worker needs the same Python at the same path, as with Spark's own recipe.
 
 Turned down: venv-pack (it rewrites the scripts of an environment, which no worker
 calls; no release since 2018).
@@ -85,10 +85,10 @@ def pack(
 
 
 def _ourselves(folder: Path) -> str:
-    """Return the requirement that installs this coopstreams: a release, or a copy of
-    this checkout.
+    """Return the requirement by which pip installs this coopstreams: a release, or a
+    copy of this checkout.
 
-    A copy, because building leaves files behind.
+    `folder`: the place of the copy. It is a copy, because building leaves files behind.
     """
     checkout = _PACKAGE.parent
     if not (checkout / "pyproject.toml").is_file():
@@ -109,10 +109,11 @@ def _ourselves(folder: Path) -> str:
 
 
 def command(archive: Path) -> str:
-    """Return the command line of `coopstreams backfill` on a cluster with this archive.
+    """Return the command line that runs `coopstreams backfill` on a cluster with this
+    archive.
 
-    The archive is unpacked for the driver, too: there Spark asks our data source for
-    its partitions.
+    The archive is also unpacked for the driver, where Spark asks the data source of
+    coopstreams for its partitions.
     """
     return (
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"

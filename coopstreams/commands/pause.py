@@ -1,5 +1,5 @@
 """`coopstreams pause` and `coopstreams resume`: stop and continue the processing of
-instances that run.
+running instances.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _untold(
     *,
     paused: bool,
 ) -> str:
-    """Tell an instance to pause or to resume; return why that was not possible, empty
-    if it was.
+    """Tell an instance to pause or to resume. Return why that was not possible; empty:
+    it was.
     """
     if instance["url"] is None:
         return "it serves no queries"

@@ -1,4 +1,4 @@
-"""`coopstreams query`: a query by key, by time or by range from the command line."""
+"""`coopstreams query`: prints the result of a query by key, by time or by range."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def query(  # noqa: PLR0913
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The times of --from, --to and --as-of, as they were typed."""
+    """The values of --from, --to and --as-of, as they were typed."""
 
     first: str | None
     last: str | None
@@ -132,7 +132,7 @@ class _Times:
 
     @property
     def bounds_ms(self) -> tuple[int, int]:
-        """The first and the last time that are asked for."""
+        """The times of --from and --to in ms, inclusive, with their defaults."""
         from coopstreams.query.client_requests import LATEST_MS
 
         first_ms = 0 if self.first is None else _time("--from", self.first)
@@ -145,14 +145,18 @@ class _Times:
         return self.first is not None or self.last is not None
 
     def __str__(self) -> str:
-        """Return the words that follow a key."""
+        """Return how a message describes the times after a key."""
         if self.as_of is not None:
             return f" as of {self.as_of}"
         return " of these times" if self.are_given else ""
 
 
 def _store(client: QueryClient, name: str) -> dict[str, Any]:
-    """Return what is known of a store."""
+    """Return the description of a store in the answer of `/v1/stores`.
+
+    Raises:
+        QueryError: there is no such store.
+    """
     stores = {known["name"]: known for known in client.stores()}
     if name not in stores:
         raise QueryError(
@@ -173,7 +177,7 @@ def _print_rows(
     """Print the value of a key, or its windows, sessions or versions.
 
     Raises:
-        Exit: it has none; standard error says so.
+        Exit: the key has none; standard error says so.
     """
     kind = store["kind"]
     found = _rows(client, store, _key(key, store["key"]), times, limit)
@@ -203,7 +207,9 @@ def _rows(
     times: _Times,
     limit: int,
 ) -> list[Any]:
-    """Return what a store has of a key; one more than the limit if there are more."""
+    """Return the value of a key, or its windows, sessions or versions. If there are
+    more windows or sessions than `limit`, return one more than `limit`.
+    """
     name = store["name"]
     bounds_ms = times.bounds_ms
     if times.as_of is not None:
@@ -218,7 +224,7 @@ def _rows(
 
 
 def _shown(entry: EntryFound) -> dict[str, Any]:
-    """Return an entry as an answer over HTTP has it."""
+    """Return an entry in the form of an answer over HTTP."""
     shown = asdict(entry)
     if entry.key_error is None:
         del shown["key_error"]
@@ -230,8 +236,8 @@ def _shown(entry: EntryFound) -> dict[str, Any]:
 
 
 def _key(text: str, serde: str) -> Any:
-    """Return the key in the client's form: one that is given as JSON as its value,
-    others as text.
+    """Return a typed key as the client takes it: decoded, if the serde's keys are given
+    as JSON, else as text.
     """
     from coopstreams.query.client_requests import AS_JSON
 
@@ -248,7 +254,11 @@ def _key(text: str, serde: str) -> Any:
 
 
 def _time(option: str, text: str) -> int:
-    """Return the time that an option gives, in ms since 1970."""
+    """Return the time that an option gives, in ms since 1970.
+
+    Raises:
+        QueryError: it is not a time.
+    """
     try:
         return moment_ms(text)
     except ValueError as error:

@@ -260,7 +260,9 @@ def _rebuilt(
     rebuilder: Rebuilder,
     partitions: Iterable[RebuiltPartition],
 ) -> dict[str, list[Slice]]:
-    """Rebuild the partitions one by one, with a bar for each."""
+    """Rebuild the partitions one by one, with a bar for each; return the slices by
+    store.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -282,8 +284,8 @@ def _rebuilt(
 
 
 class _Bar(RestoreListener):
-    """Shows how many offsets are read of all changelogs of a partition of a
-    sub-topology.
+    """A progress bar of the offsets that are read in all changelogs of one partition of
+    a sub-topology.
     """
 
     def __init__(self, bars: Progress, bar: TaskID) -> None:
@@ -345,7 +347,7 @@ def from_source(
 ) -> None:
     """Correct the changelogs by the source topics, and print how they differed.
 
-    `again`: the command that resumes a run.
+    `again`: returns the command that resumes a run.
 
     Raises:
         ConfigError: Spark is not installed; or see `rebuild_from_source`.

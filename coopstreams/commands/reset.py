@@ -1,5 +1,5 @@
-"""`coopstreams reset`: resets an application that does not run, without its state and
-internal topics.
+"""`coopstreams reset`: resets an application that does not run, and deletes its state
+and internal topics.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ def reset(
 
 
 def _last(log: Log, settings: Config) -> Outline | None:
-    """Return the version that ran last; None if the cluster has no record of it that
-    can be read.
-    """
+    """Return the version that ran last; None: the cluster has no readable record of it."""
     try:
         return LastVersion(log, settings).last()
     except TopologyError as error:
@@ -145,7 +143,7 @@ def _offsets(
     partitions: Iterable[TopicPartition],
     to: str,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each partition that `--to` names."""
+    """Return the offset that `--to` means in each partition."""
     time_ms = _time_ms(to)
     if time_ms is not None:
         return {at: log.offset_at(at, time_ms) for at in partitions}
@@ -169,11 +167,11 @@ def check_begins_at(
     share_group: str,
     setting: str,
 ) -> None:
-    """Check that a share group, which is deleted, begins anew where the other sources
-    do.
+    """Check that a share group, which a reset deletes, begins anew at the position to
+    which the other sources are reset.
 
     Raises:
-        ConfigError: `auto.offset.reset` says otherwise.
+        ConfigError: `auto.offset.reset` names another position.
     """
     if to == setting:
         return
@@ -190,7 +188,7 @@ def check_begins_at(
 
 
 def _time_ms(to: str) -> int | None:
-    """Return the given time; None for the ends of the log.
+    """Return the time that `--to` gives, in ms; None: it is `earliest` or `latest`.
 
     Raises:
         ConfigError: it is not a time, or has no time zone.

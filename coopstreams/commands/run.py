@@ -1,4 +1,4 @@
-"""`coopstreams run`: a topology in one process, or in several under a supervisor."""
+"""`coopstreams run`: runs a topology in one process, or in several under a supervisor."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def _supervise(
     *,
     verbose: bool,
 ) -> int:
-    """Run several processes: on a terminal with a table of them, anywhere else with
-    their log lines only.
+    """Run several processes, and return the exit status. On a terminal they are shown
+    in a table, elsewhere by their log lines only.
     """
     numbers = range(checked["instance"], checked["instance"] + processes)
     drain_s = checked["transaction.timeout.ms"] / 1000 + 10
@@ -185,11 +185,11 @@ def worker_command(
     *,
     verbose: bool,
 ) -> list[str]:
-    """Return the command line of one of several processes: the user's own, with the
-    process's number and ports.
+    """Return the command line of worker `number`: the user's own, with the worker's
+    number and ports.
 
-    The process reads file and environment itself: a password in them must not appear in
-    a list of processes.
+    The worker reads file and environment itself, because a password in them must not
+    appear in a list of processes.
 
     Raises:
         ConfigError: an address has no port.
@@ -219,12 +219,12 @@ def _counted_up(
     address: str,
     number: int,
 ) -> str:
-    """Return the address for a process: ports count up from the given one; 0 stays, and
-    takes a free one for each.
+    """Return an address for the process with this number: its port is the given one
+    plus the number. Port 0 stays, and takes a free one in each process.
 
     Raises:
-        ConfigError: it has no port. The others would ask one process for the keys of
-        all.
+        ConfigError: the address has no port. All processes would have the same address,
+            and queries would reach the wrong one.
     """
     counted, found = _PORT.subn(
         lambda port: str(int(port[0]) and int(port[0]) + number),

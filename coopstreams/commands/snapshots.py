@@ -124,7 +124,7 @@ def gc(
 
 
 def megabytes(files: Sequence[File]) -> str:
-    """Return the total size of some files, in words."""
+    """Return the total size of files, as text."""
     return f"{sum(file.bytes for file in files) / 1e6:,.1f} MB"
 
 
@@ -133,8 +133,8 @@ def _described(
     application: str,
     run: str,
 ) -> tuple[str, str, str, str, str]:
-    """Return the row of a run; one without a manifest is still being made, or was given
-    up.
+    """Return the cells of a run for the table. A run without a manifest is still being
+    made, or was given up.
     """
     if Storage(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
         return "unfinished", "", "", "", ""

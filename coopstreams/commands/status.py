@@ -1,5 +1,5 @@
-"""`coopstreams status`: prints the owners of tasks, their progress, and why a task does
-not move.
+"""`coopstreams status`: prints the owners of tasks, their progress, and why a task
+makes none.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def status(
 
 
 def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield which instances were started again, and why they, or tasks of theirs, do
-    not move: ids, and a sentence.
+    """Yield which instances were restarted, and why instances or tasks make no
+    progress: (instance ids, sentence).
     """
     for instance in instances:
         details = instance.get("details", {})
@@ -82,8 +82,8 @@ def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
 
 
 def status_table(report: dict[str, Any]) -> Table:
-    """Return the instances and their tasks as a table: each instance's id, its address
-    below, beside them its tasks.
+    """Return the instances and their tasks as a table: the id of each instance with its
+    address below, and its tasks beside them.
     """
     table = new_table(
         "instance",
@@ -131,8 +131,8 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _share(share: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a sub-topology whose records a share group deals: it has no
-    rate, lag or stream time here.
+    """Return the row of a sub-topology whose records a share group delivers. It has no
+    rate, lag or stream time.
     """
     state = "waiting" if share["waits"] else f"shared ({share['acquired']:,} acquired)"
     figures = (
@@ -148,10 +148,10 @@ def _share(share: dict[str, Any]) -> tuple[str, ...]:
 
 def done_lines(report: dict[str, Any]) -> list[str]:
     """Return the sums over all tasks since they were opened: written records by topic,
-    dropped by node and reason.
+    dropped records by node and reason.
 
-    A sub-topology whose records a share group deals counts since its instance started,
-    in a line of its own.
+    A sub-topology whose records a share group delivers counts since its instance
+    started, and has a line of its own.
     """
     instances = report["instances"]
     shares = [share for each in instances for share in each.get("shares", ())]
@@ -169,7 +169,7 @@ def done_lines(report: dict[str, Any]) -> list[str]:
 
 
 def _written(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return the written records by topic."""
+    """Return the numbers of written records by topic."""
     found = Counter[str]()
     for task in tasks:
         found.update(task.get("written", {}))
@@ -177,7 +177,7 @@ def _written(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 
 def _left_out(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return the dropped records by reason and node."""
+    """Return the numbers of dropped records by reason and node."""
     found = Counter[str]()
     for task in tasks:
         for each in task.get("dropped", ()):
@@ -186,8 +186,8 @@ def _left_out(tasks: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 
 def _letters(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the end of the line on dropped records: how many have dead letters, or
-    nothing if none has.
+    """Return the end of the line on dropped records: the number of dead letters; empty:
+    there are none.
     """
     letters = sum(task.get("dead_letters", 0) for task in tasks)
     return f"; dead letters {number(letters)}" if letters else ""
@@ -200,8 +200,8 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _calls_lines(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line of the sums over the calls of asynchronous functions, if there are
-    any.
+    """Return a line with the sums over the calls of asynchronous operators; empty:
+    there are none.
     """
     calls = [task["calls"] for task in tasks if task.get("calls")]
     if not calls:
@@ -219,7 +219,9 @@ def _calls_lines(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _share_lines(shares: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each share group, and one of the records delivered again."""
+    """Return a line for each share group, and a line with the number of records
+    delivered again.
+    """
     lines = sorted(
         {
             f"{share['subtopology']}_*: share group {share['group']} deals {', '.join(share['topics'])}; "

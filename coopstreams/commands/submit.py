@@ -1,7 +1,7 @@
 """The main file for spark-submit: `spark-submit … submit.py backfill app.py …` runs
 `coopstreams backfill app.py …`.
 
-`coopstreams pack` prints the whole command.
+`coopstreams pack` prints the whole command line.
 """
 
 import os

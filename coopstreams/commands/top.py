@@ -1,11 +1,11 @@
-"""`coopstreams top`: an application on the terminal, as it changes: instances, key
+"""`coopstreams top`: shows an application on the terminal as it changes: instances, key
 ranges, lag, reasons for waiting.
 
 The status comes over HTTP from one instance, which asks the others.
 
 Invariant: while the instance does not answer, the last picture stays, with its age and
-the reason. Turned down: reading keys, and several views (the page of each instance has
-them).
+the reason.
+Turned down: reading keys, and several views (the page of each instance has them).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def picture(
     *,
     ascii_only: bool = False,
 ) -> RenderableType:
-    """Return an answer to `/v1/status` as a picture."""
+    """Return an answer of `/v1/status` as text and bars for the terminal."""
     instances = report["instances"]
     letters.meet(instance["id"] for instance in instances)
     tasks = [task for instance in instances for task in instance["tasks"]]
@@ -152,8 +152,8 @@ def _state(instance: dict[str, Any]) -> Text:
 
 
 def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
-    """Return the key groups with much of their tasks' records, those with the most
-    first.
+    """Return a line with the hot key groups, those with the most records first; empty:
+    there are none.
     """
     groups = [
         (
@@ -173,8 +173,8 @@ def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:
-    """Return the reasons why something does not move, each once with the letters of all
-    instances that have it.
+    """Return a line for each reason why something does not move, with the letters of
+    all instances that have it.
     """
     said = [
         Text.assemble(*map(letters.of, owners), " ", (code, "yellow"), f": {message}")

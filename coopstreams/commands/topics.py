@@ -1,5 +1,5 @@
-"""`coopstreams topics`: makes, lists and fills topics, where Kafka's own tools are not
-at hand.
+"""`coopstreams topics`: creates topics, lists them, and writes lines to them, for hosts
+without Kafka's own tools.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def kinds_of(
     counts: Collection[str],
     settings: Config,
 ) -> dict[str, str]:
-    """Return the kind of each topic of an application: what it reads first, then what
-    it writes, then internal ones.
+    """Return the kind of each topic of an application: first the topics that it reads,
+    then those that it writes, then internal ones.
 
     `counts`: the topics that exist.
     """
@@ -145,7 +145,7 @@ def _print(
     kinds: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> None:
-    """Print a line for each topic."""
+    """Print a table with a line for each topic."""
     there = [name for name in kinds if name in counts]
     configs = log.topic_configs(there)
     table = new_table("topic", "kind", "partitions", "records", "cleanup", "retention")
@@ -167,7 +167,7 @@ def _print(
 
 
 def _retention(config: Mapping[str, str]) -> str:
-    """Return how long records stay, in words; empty: until they are compacted."""
+    """Return how long a topic keeps records, in words; empty: until they are compacted."""
     if "delete" not in config.get("cleanup.policy", "delete"):
         return ""
     milliseconds = int(config.get("retention.ms", -1))

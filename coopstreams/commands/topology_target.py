@@ -1,4 +1,6 @@
-"""Loads a topology by `app.py`, `app.py:name` or `package.module:name`."""
+"""Loads a topology that the command line names as `app.py`, `app.py:name` or
+`package.module:name`.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,17 @@ _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 
 
 def load_topology(target: str) -> Topology:
-    """Return the topology of a Python file or module; without a name, its variable
-    `topology`, else its only topology.
+    """Return the topology of a Python file or module. Without a name, it is the
+    variable `topology`, else the only topology.
+
+    Errors of the program have the program's own lines of the traceback.
 
     Raises:
-        ConfigError: nothing there, or no topology in it, or several; the message says
-            what was found and what to type. Or the program raised one of Python's own
-            errors, and cannot be loaded before it is mended.
-        CoopStreamsError: it raised an `OSError`, or an error of a library: perhaps
-            something does not answer just now. Both have the program's own lines of the
-            traceback.
+        ConfigError: there is no such file, module or name, no topology in it, or
+            several; the message says what was found and what to type. Or the program
+            raised one of Python's own errors, and must be mended.
+        CoopStreamsError: the program raised an `OSError`, or an error of a library:
+            perhaps something does not answer just now.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     module = _loaded(path)
@@ -77,8 +80,8 @@ def _names(module: ModuleType, kinds: type | tuple[type, ...]) -> str:
 
 @contextmanager
 def modules_of_its_own(target: str) -> Iterator[None]:
-    """Forget, in the end, the modules that a program has loaded from its folder:
-    another version has its own.
+    """Forget, after the body, the modules that a program has loaded from its folder,
+    because another version of it has its own.
     """
     path = target.rpartition(":")[0] if ":" in target else target
     folder = Path(path).resolve().parent if path.endswith(".py") else Path.cwd()
@@ -94,7 +97,7 @@ def modules_of_its_own(target: str) -> Iterator[None]:
 
 
 def _is_within(module: ModuleType, folder: Path) -> bool:
-    """Whether a module is the program's own, and no library, though an environment may
+    """Whether a module is the program's own and no library, although an environment may
     be in the same folder.
     """
     file = getattr(module, "__file__", None)
@@ -111,8 +114,8 @@ def _is_within(module: ModuleType, folder: Path) -> bool:
 
 
 def own_lines(error: BaseException) -> str:
-    """Return a traceback without the lines of coopstreams and of Python's import
-    system.
+    """Return the traceback of an error without the lines of coopstreams and of Python's
+    import system.
     """
     told = TracebackException.from_exception(error)
     shown: TracebackException | None = told

@@ -1,8 +1,8 @@
-"""Which consumer of a group reads which key ranges of which partitions: pure functions,
-run by the group's leader.
+"""The assignors of consumer groups: which consumer reads which key ranges of which
+partitions. Pure functions, run by the group's leader.
 
 If more members of a group opt into sharing than a topic has partitions, its partitions
-are cut and each is assigned to several members (the proposal's *reverse-assign*:
+are cut, and each is assigned to several members (the proposal's *reverse-assign*:
 members are assigned to partitions, not partitions to members). Otherwise partitions
 stay whole.
 
@@ -17,9 +17,9 @@ it. So all three are cooperative.
 Invariant: `checked` holds for the result: no overlap, no hole, no topic that the member
 did not subscribe to, no part of a partition that may not be shared.
 Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor,
-RoundRobinAssignor, and KIP-429 for the third. Turned down: giving whole partitions to
-members that do not share while others share the rest (the load of a member would be
-unpredictable).
+RoundRobinAssignor, and KIP-429 for the third.
+Turned down: giving whole partitions to members that do not share while others share the
+rest (the load of a member would be unpredictable).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from coopstreams.topology.keys import (
 from coopstreams.topology.task_id import TaskId
 
 Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
-"""Key ranges by topic: (partition, range), ascending."""
+"""Key ranges by topic, each as (partition, range), ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member as an assignor sees it.
+    """A member of a group, as an assignor sees it.
 
     Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's
     `allowKeyShare`.
@@ -68,8 +68,8 @@ class Subscription:
     promised: Held = field(default_factory=dict)
     """The member's target in the last assignment."""
     generation: int = NO_GENERATION
-    """The generation of the member's last assignment; of two that claim a range, the
-    higher is right.
+    """The generation of the member's last assignment. If two members claim a range, the
+    higher generation counts.
     """
 
 
@@ -77,8 +77,8 @@ Members: TypeAlias = Mapping[str, Subscription]
 Assignor: TypeAlias = Callable[
     [Mapping[str, int], Members, Collection[str]], Mapping[str, Held]
 ]
-"""(partitions by topic, members by id, topics that may be shared) -> the target of each
-member.
+"""A function of the partition counts by topic, the members by id, and the topics that
+may be shared. It returns the target of each member.
 """
 
 
@@ -89,11 +89,10 @@ def key_range_round_robin(
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, assigned in turn.
 
-    A shared topic's members take turns over its partitions; whole partitions take turns
-    over the members.
+    The partitions of a shared topic take its members in turn. Whole partitions are
+    given to the members in turn, over all topics together.
 
-    Shape: the order of the members' ids. Whole partitions of all topics are assigned in
-    one circle, those of a shared topic in their own.
+    Shape: turns follow the order of the members' ids.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -120,11 +119,11 @@ def key_range_range(
     members: Members,
     shareable: Collection[str],
 ) -> Mapping[str, Held]:
-    """Return each member's key ranges, in blocks of neighbouring members or
-    neighbouring partitions.
+    """Return each member's key ranges: neighbouring members share a partition, or
+    neighbouring partitions go to one member.
 
-    Shape: the order of the members' ids, topic by topic; without an even split, the
-    first ones take one more.
+    Shape: members are in the order of their ids, in each topic. Without an even split,
+    the first ones get one more.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -152,10 +151,10 @@ def sticky(
     shareable: Collection[str],
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, balanced with few moves: the last target if it
-    fits, else near what is held.
+    still fits, else close to what is held.
 
-    The same decision as for shared tasks (`group/assignor.py`), a topic in the place of
-    a sub-topology.
+    The decision is that for shared tasks (`group/assignor.py`), with a topic in the
+    place of a sub-topology.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -202,8 +201,8 @@ def checked(
     shareable: Collection[str],
     assigned: Mapping[str, Held],
 ) -> Mapping[str, Held]:
-    """Return what was assigned, after checking the assignor's result; users may pass an
-    assignor of their own.
+    """Return `assigned` unchanged, after checking it. Users may pass an assignor of
+    their own.
 
     Raises:
         AssignmentError: an overlap, a hole, an unknown member, a topic that the member
@@ -258,7 +257,7 @@ def _check_assigned(
 
 
 class _Assigned:
-    """The key ranges assigned so far."""
+    """The key ranges of each member that an assignor has assigned so far."""
 
     def __init__(self, members: Iterable[str]) -> None:
         self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {
@@ -281,7 +280,7 @@ class _Assigned:
         members: list[str],
     ) -> None:
         """Cut a partition for these members, in their order. Members beyond the number
-        of key groups get none of it.
+        of key groups get no part.
         """
         members = members[:GROUPS]
         for member, key_range in zip(
@@ -305,7 +304,8 @@ def _topics(
     members: Members,
     shareable: Collection[str],
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield each topic with readers, those readers, and whether its partitions are cut.
+    """Yield each topic that has readers, with these readers and whether its partitions
+    are cut.
 
     Members that do not share read no topic whose partitions are cut.
     """
@@ -320,8 +320,8 @@ def _topics(
 
 
 def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the half-open bounds of `parts` neighbouring blocks; without an even split,
-    the first are one larger.
+    """Yield the half-open bounds of `parts` neighbouring blocks. Without an even split,
+    the first blocks are larger by one.
     """
     size, larger = divmod(items, parts)
     return pairwise(size * i + min(i, larger) for i in range(parts + 1))

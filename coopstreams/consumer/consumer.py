@@ -5,10 +5,10 @@
 The methods check their arguments and call the `ConsumerSession`. A lock admits one
 thread at a time; `done` may be called from any thread at any time.
 
-Invariant: only records marked `done` (or committed by name) are committed; a record
-that is not done is handed out again, to the next owner of its key range. Turned down: a
-background thread (one more queue between a record and its user, and errors that surface
-nowhere).
+Invariant: only records marked `done` (or committed by name) are committed. A record
+that is not done is handed out again, to the next owner of its key range.
+Turned down: a background thread (one more queue between a record and its user, and
+errors that no call of the user raises).
 Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see
 docs/proposals.md.
 """
@@ -62,10 +62,10 @@ Partition = TopicPartition | tuple[str, int]
 
 
 class CooperativeConsumer:
-    """Reads key ranges of partitions, and commits done records in any order.
+    """A consumer of key ranges of partitions, which commits done records in any order.
 
-    Shape: `config` has Kafka's dotted names; settings unknown here go to librdkafka.
-    Records that `filter` drops count as done.
+    Shape: `config` has Kafka's dotted names. Settings that are unknown here go to
+    librdkafka. Records that `filter` drops count as done.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CooperativeConsumer:
         assignor: Assignor | None = None,
         wiring: Wiring = KAFKA,
     ) -> None:
-        """Check the settings; connect to nothing yet. `wiring`: the machine and the
+        """Check the settings, without connecting yet. `wiring`: the machine and the
         cluster, which simulations replace.
 
         Raises:
@@ -108,15 +108,15 @@ class CooperativeConsumer:
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
     ) -> None:
-        """Join the group and read what it assigns; with `allow_key_share`, also parts
-        of partitions.
+        """Join the group and read the key ranges that it assigns. `allow_key_share`:
+        whether they may be parts of partitions.
 
         Shape: `consume` calls the callbacks with key ranges by partition: `on_assign`
         once they are open, `on_revoke` before they are given up (their last commit
         follows), `on_lost` when they are lost.
 
         Raises:
-            UnknownTopicError: a topic that does not exist.
+            UnknownTopicError: a topic does not exist.
             LogError, GroupError: the brokers cannot be reached.
         """
         listeners = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
@@ -136,7 +136,7 @@ class CooperativeConsumer:
             )
 
     def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
-        """Read these key ranges without joining the group; an empty sequence is the
+        """Read these key ranges without joining the group. An empty sequence means the
         whole partition.
 
         The positions are those of the group `group.id`, which must have no members. If
@@ -145,9 +145,9 @@ class CooperativeConsumer:
 
         Raises:
             TopicRangeFetchNotAllowedError: a part of a partition, and the topic does
-            not allow it.
+                not allow it.
             ConsumerRangeFetchNotAcceptedError: a part of a partition, and
-            `allow.individual.commit` is false.
+                `allow.individual.commit` is false.
             UnknownTopicError: a partition that does not exist.
             ValueError: key ranges that overlap.
         """
@@ -176,17 +176,18 @@ class CooperativeConsumer:
         num_messages: int = 500,
         timeout_s: float = 1.0,
     ) -> list[ConsumerRecord]:
-        """Return up to `num_messages` records; block up to `timeout_s` for the first
-        one.
+        """Return up to `num_messages` records. Block up to `timeout_s` for the first
+        record.
 
-        Returns early when the group revokes something. Hands out no committed records,
-        and none of key ranges that are to be revoked.
+        It returns early when the group revokes a key range. It hands out no committed
+        records, and none of key ranges that are being revoked.
 
         Raises:
-            MembershipLostError | LogError: a commit in between failed; nothing is lost,
-            call it again. OffsetOutOfRangeError: the log no longer has the group's
-            position; the message names it. GroupError: Kafka refuses this member; the
-            message says why.
+            MembershipLostError | LogError: a commit in between failed; no record is
+                lost, call it again.
+            OffsetOutOfRangeError: the log no longer has the group's position; the
+                message names it.
+            GroupError: Kafka refuses this member; the message says why.
         """
         with self._lock:
             return self._free.consume(num_messages, timeout_s)
@@ -210,14 +211,14 @@ class CooperativeConsumer:
                 self._session.reader.pause(TopicPartition(*at), False)
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Hand out from this offset on.
+        """Continue to hand out records of a partition from this offset.
 
-        Skipped records count as done; done records stay committed, although they are
+        Skipped records count as done. Done records stay committed, although they are
         handed out again.
 
         Raises:
             ValueError: the offset is below 0; confluent-kafka's OFFSET_BEGINNING and
-            OFFSET_END are not known here.
+                OFFSET_END are not known here.
         """
         if offset < 0:
             raise ValueError(
@@ -237,21 +238,21 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str | Mapping[Partition, str] = "",
     ) -> CommitResult:
-        """Commit everything done, in all partitions or none; with `offsets`, also
-        everything below them.
+        """Commit everything done, in all partitions or none. With `offsets`, commit
+        only these partitions: their done records, and everything below their offsets.
 
-        With `offsets`, only these partitions are committed.
-
-        Shape: `metadata` is stored beside each offset: one for all, or by partition.
-        `expected`: commit only if this consumer's key ranges of a partition are
-        committed up to exactly this offset.
+        Shape: `metadata` is stored beside each offset: one text for all partitions, or
+        one for each. `expected`: commit only if this consumer's key ranges of a
+        partition are committed up to exactly this offset.
 
         Raises:
-            CommitConflictError: they are not; nothing was committed.
-            IndividualCommitTooOldError: another consumer has taken over some of it
-                (after `assign` only); this consumer goes on from there.
+            CommitConflictError: a partition is not committed up to its offset in
+                `expected`; nothing was committed.
+            IndividualCommitTooOldError: another consumer has taken over a key range
+                (after `assign` only); this consumer continues from that consumer's
+                position.
             MembershipLostError: the group has removed this member; `lost` returns its
-            former key ranges.
+                former key ranges.
             LogError: it is unknown whether the commit counted; commit again.
         """
         with self._lock:
@@ -277,16 +278,17 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str = "",
     ) -> CommitResult:
-        """Commit these offsets, handed out or not, as inclusive (start, end); ignore
-        offsets of other key ranges.
+        """Commit these offsets as done, whether they were handed out or not. Offsets of
+        other consumers' key ranges are ignored.
 
-        Also raises what `commit` raises. Nothing is committed when it raises.
+        Shape: ranges of offsets are inclusive (start, end). It raises the errors of
+        `commit`, too. Nothing is committed when it raises.
 
         Raises:
             IndividualCommitNotAllowedError: the cluster, or this consumer, does not
-            allow it.
-            IndividualCommitTooOldError: everything named in a partition is committed
-            already; has its position.
+                allow it.
+            IndividualCommitTooOldError: all named offsets of a partition are committed
+                already; the error has the position.
             MaxIndividualCommitReachedError: more ranges than `max.individual.commits`.
             ValueError: a range that ends before it starts.
         """
@@ -317,7 +319,8 @@ class CooperativeConsumer:
         self,
         partitions: Iterable[Partition],
     ) -> dict[TopicPartition, OffsetAndRanges | None]:
-        """Return the commits of the whole group that were finished before this call.
+        """Return the progress of the whole group in these partitions, with all commits
+        that were finished before this call.
 
         Raises:
             LogError: retryable: an open transaction delays the answer.
@@ -339,18 +342,21 @@ class CooperativeConsumer:
         *,
         metadata: str | Mapping[Partition, str] = "",
     ) -> Iterator[None]:
-        """Commit what the body produces and marks `done`, both or neither.
+        """Commit the records that the body produces together with those that it marks
+        `done`, both or neither.
 
-        If neither counts, everything since the last commit is handed out again.
+        If neither counts, all records since the last commit are handed out again.
 
         Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` =
         `consumer.transactional_id`, after `init_transactions`. `metadata` is stored
-        beside each offset that this commit moves: one for all, or by partition.
+        beside each offset that this commit moves: one text for all partitions, or one
+        for each.
 
         Raises:
-            MembershipLostError | LogError: the transaction was aborted; go on
-            consuming. FencedError: a LogError; go on with a new producer, because this
-            one may be unusable.
+            MembershipLostError | LogError: the transaction was aborted; continue to
+                consume.
+            FencedError: a LogError; continue with a new producer, because this one may
+                be unusable.
         """
         with self._lock:
             session = self._session
@@ -406,14 +412,14 @@ class CooperativeConsumer:
     def lost(self) -> Ranges:
         """Return the key ranges lost in the last `consume`: stop working on them.
 
-        Other members own them; or their topic was deleted and made anew, and they are
-        opened again in the new one.
+        Other members own them. Or their topic was deleted and made anew, and this
+        consumer opens them again in the new topic.
         """
         with self._lock:
             return by_partition(self._session.revocations.lost)
 
     def delay_revoke(self, partitions: Iterable[Partition]) -> bool:
-        """Keep the key ranges of these partitions for one more `consume`; return False
+        """Keep the key ranges of these partitions for one more `consume`. Return False
         if one of them is lost.
         """
         with self._lock:
@@ -424,8 +430,8 @@ class CooperativeConsumer:
             )
 
     def close(self) -> None:
-        """Commit everything done, leave the group, close all connections. Idempotent.
-        Not within a transaction.
+        """Commit everything done, leave the group, and close all connections.
+        Idempotent. Not allowed within a transaction.
         """
         with self._lock:
             session = self._running and self._free
@@ -506,10 +512,11 @@ class CooperativeConsumer:
         shares: Collection[Share],
         expected: Mapping[Partition, int],
     ) -> None:
-        """Check that these key ranges are where the caller expects them, and still this
-        consumer's.
+        """Check that these key ranges are committed up to the offsets that the caller
+        expects, and still belong to this consumer.
 
-        Before any offset is noted as done by name: the next commit would have it.
+        Call it before any offset is noted as done by name, because the next commit
+        would have that offset.
         """
         for at, offset in (
             (TopicPartition(*at), offset) for at, offset in expected.items()

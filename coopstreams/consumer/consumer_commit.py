@@ -1,18 +1,17 @@
 """Commits of a consumer: each is one Kafka transaction, so it counts for all its
 partitions or for none.
 
-    begin | one individual commit per key range, tombstones | flush | fence: plain
-    offsets | commit
+    begin | one individual commit per key range, tombstones | flush | fence: plain offsets | commit
 
-The proposal detects a torn commit by a commit id and a number of records. Kafka's
-transaction does that here: producer id and epoch identify it, its marker completes it,
-readers of committed records never see a torn commit, and compaction does not replace a
-complete commit by a torn one. So nothing has to be restored or committed again.
+The proposal detects a torn commit by a commit id and a number of records. Here Kafka's
+transaction does: producer id and epoch identify it, its marker completes it, readers of
+committed records never see a torn commit, and compaction does not replace a complete
+commit by a torn one. So nothing has to be restored or committed again.
 
 `commit_order="offset"` is the proposal's purgatory ("Look into the future:
 Transactional Support"). Kafka's transaction markers order transactions within a
 partition only. With this setting a transactional commit waits until the stable offset
-of each partition has reached the commit's first offset, so results become visible in
+of each partition has reached the commit's first offset. So results become visible in
 the order of the input.
 
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
@@ -20,14 +19,14 @@ the order of the input.
 The commit topic is the queue: each consumer reads the progress of the others there, and
 needs no other signal. So a consumer also commits that it has no records up to an offset
 (`let_pass`), before it waits itself and from time to time in `consume`. Otherwise two
-consumers whose last commits are old would wait for each other, and one without records
-would hold up all others.
+consumers whose last commits are old would wait for each other, and a consumer without
+records would hold up all others.
 
 Invariant: individual commits first, fence last (`tasks/committer`). After a failure the
-writer aborts, which decides whether the failed commit counted. What is in flight stays
-in flight, and the next commit repeats everything; positions only grow. Turned down:
-making every transaction wait (by default order matters only within a key, where it
-holds anyway).
+writer aborts, which decides whether the failed commit counted. Records in flight stay
+in flight, and the next commit repeats everything; positions only grow.
+Turned down: making every transaction wait (by default order matters only within a key,
+where it holds anyway).
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ WAIT_S = 0.02
 class CommitResult:
     """The result of a commit, by partition.
 
-    Shape: `offset`: below it, this consumer's key ranges are committed.
-    `last_stable_offset`: below it, all key ranges are committed, as far as is known;
-    None: some key range has never committed. `ranges`: the offsets done since the last
-    commit.
+    `offset`: the offset below which this consumer's key ranges are committed.
+    `last_stable_offset`: the offset below which all key ranges are committed, as far as
+    is known; None: some key range has never committed.
+    `ranges`: the offsets done since the last commit.
     """
 
     offset: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -68,7 +67,7 @@ class CommitResult:
 
 
 class Commits:
-    """Commits the key ranges of one consumer. Belongs to one thread."""
+    """The commits of the key ranges of one consumer. Belongs to one thread."""
 
     def __init__(
         self,
@@ -80,8 +79,8 @@ class Commits:
         *,
         in_offset_order: bool,
     ) -> None:
-        """Open the writer. Its `transactional_id` ends a transaction that a predecessor
-        with the same id left open.
+        """Open the writer. This aborts or completes a transaction that an earlier
+        writer with the same `transactional_id` left open.
         """
         self._host = host
         self._follower = follower
@@ -92,9 +91,11 @@ class Commits:
         self._timeout_s = timeout_s
         self.in_offset_order = in_offset_order
         self.in_order = False
-        """Whether commits contain positions only, without done runs above them."""
+        """Whether commits have positions only, without done runs above them."""
         self._in_turn: set[TopicPartition] = set()
-        """The partitions in which a transaction has timed out waiting for others."""
+        """The partitions in which a transaction has timed out while it waited for
+        others.
+        """
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
         """Commit the inherited positions of these key ranges under this consumer's own
@@ -122,17 +123,17 @@ class Commits:
         ownership: Ownership,
         metadata: Mapping[TopicPartition, str] | None,
     ) -> CommitResult:
-        """Commit the done records of these key ranges in a transaction of its own;
-        write nothing if nothing changed.
+        """Commit the done records of these key ranges in a transaction of its own.
+        Write nothing if nothing changed.
 
-        `metadata`: what the user says; None: the user has not asked for this commit,
-        and that of the last one stays.
+        `metadata`: what the user gave for this commit; None: the user has not asked for
+        it, and the metadata of the last commit stays.
 
         Raises:
             MembershipLostError: the group has removed this member; uncommitted work is
-            void.
+                void.
             LogError: it is unknown whether the commit counted; the next commit repeats
-            it.
+                it.
         """
         for share in shares:
             share.stand(in_order=self.in_order)
@@ -164,7 +165,8 @@ class Commits:
         """Add the commit of these key ranges (at least one) to an open transaction, and
         commit the transaction.
 
-        `metadata`: what the user says of the key ranges that move.
+        `metadata`: what the user gave, by partition. It is stored with the key ranges
+        whose progress has moved.
 
         Raises:
             MembershipLostError | LogError: abort the transaction.
@@ -182,8 +184,8 @@ class Commits:
         return self._result(shares, moved, news)
 
     def let_pass(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Commit that these key ranges have no records below the first uncommitted one:
-        others may wait for this commit.
+        """Commit that these key ranges have no records below the first uncommitted one,
+        because other consumers may wait for this commit.
 
         Raises:
             MembershipLostError | LogError: see `commit`.
@@ -195,14 +197,14 @@ class Commits:
             self._commit_again(moved, ownership, claim=False)
 
     def hold(self, shares: Collection[Share]) -> None:
-        """In partitions where a transaction has timed out, hand out a record only when
-        all earlier ones are committed.
+        """Hold waiting records of partitions in which a transaction has timed out,
+        until all earlier records are committed.
 
         Otherwise two consumers with two partitions could wait for each other, each with
         the next record of one of them. A key range whose first record is not known yet
-        is held until the others have reached the offset from which it is read, so the
-        one that is furthest back always goes on. Call it whenever records may have
-        come.
+        is held until the others have reached the offset from which it is read. So the
+        key range that is furthest back is never held. Call this whenever records may
+        have arrived.
         """
         for share in shares:
             if share.at in self._in_turn:
@@ -220,8 +222,8 @@ class Commits:
         *,
         claim: bool,
     ) -> None:
-        """Commit these key ranges without any new record, with the metadata of the last
-        commit.
+        """Commit these key ranges without any new record, with the metadata of their
+        last commit.
         """
         for share in shares:
             share.progress.metadata = share.metadata
@@ -275,8 +277,10 @@ class Commits:
         news: Mapping[TopicPartition, Runs],
         ownership: Ownership,
     ) -> None:
-        """Return when other consumers have committed everything before the first offset
+        """Block until other consumers have committed everything before the first offset
         of this commit.
+
+        `news`: the offsets of this commit.
 
         Raises:
             LogError: retryable: they have not after half of the transaction timeout.
@@ -306,8 +310,8 @@ class Commits:
         at: TopicPartition,
         shares: Collection[Share],
     ) -> int | None:
-        """Return the stable offset of a partition, with this consumer's own key ranges
-        counted as done.
+        """Return the stable offset of a partition if this consumer's own key ranges
+        counted as done; None: unknown.
         """
         mine = [share for share in shares if share.at == at]
         own = [Segment(share.id.key_range, 1 << 62) for share in mine]
@@ -350,8 +354,8 @@ class Commits:
 
 
 def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
-    """Return the offsets done since the last commit, of all key ranges of a partition
-    together.
+    """Return, by partition, the offsets done since the last commit in any of these key
+    ranges.
     """
     news: dict[TopicPartition, list[tuple[int, int]]] = {}
     for share in shares:
@@ -366,11 +370,11 @@ def behind(
     first: Mapping[P, int],
     stable: Mapping[P, int | None],
 ) -> dict[P, int | None]:
-    """Return the partitions in which offsets before a commit are not all done; empty:
-    the commit may proceed.
+    """Return the partitions in which offsets before a commit are not all done, each
+    with its stable offset; empty: the commit may proceed.
 
-    Shape: `first` has the first offset that the commit covers in each partition;
-    `stable` the first offset that is not done there, None: unknown.
+    Shape: `first` has the first offset that the commit covers in each partition.
+    `stable` has the first offset that is not done there; None: unknown.
     """
     return {
         at: stable.get(at)

@@ -1,9 +1,9 @@
-"""The policy of administrators, as consumers read, set and obey it. `commit/policy.py`
-has its topic.
+"""The policy of administrators, as consumers read, set and obey it.
+`commit/cluster_policy.py` has its topic.
 
 A consumer refreshes the policy and the partition counts of topics every few seconds
-(`Policies`). The leader assigns on the I/O thread of its membership, which must not
-block: it uses the values seen last, and rejoins when they change.
+(`Policies`). The leader makes the assignment on the I/O thread of its membership, which
+must not block. So it uses the values seen last, and rejoins when they change.
 
 Invariant: `for_leader` and `reserves_values` never contact the brokers.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def read_policy(settings: Mapping[str, Any]) -> Policy:
-    """Return the policy of a cluster. `settings`: its connection, in librdkafka's
+    """Return the policy of a cluster. `settings`: how to connect to it, in librdkafka's
     names.
 
     Raises:
@@ -50,12 +50,13 @@ def set_policy(
     values: Mapping[str, bool | None],
     topic: str | None = None,
 ) -> None:
-    """Set the policy of a cluster, or of one of its topics; None: back to the default.
+    """Set the policy of a cluster, or of one of its topics. A value of None restores
+    the default.
 
     Raises:
         ConfigError: there is no such setting at this level; nothing is set.
         UnknownTopicError: the topic does not exist; nothing is set.
-        LogError: it could not be written.
+        LogError: the policy could not be written.
     """
     for name in values:
         default(name, topic)
@@ -65,8 +66,8 @@ def set_policy(
 
 
 class Policies:
-    """The topics and the policy, as last seen. Only the consumer's thread calls
-    `changed` and `watch`.
+    """The policy and the partition counts of topics, as last seen. Only the consumer's
+    thread calls `changed` and `watch`.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Policies:
         self.policy = Policy()
         self._counts: dict[str, int] = {}
         self._asked: set[str] = set()
-        """The topics of the group, as far as this member knows them."""
+        """The topics of the group that this member knows of."""
         self._look_at = 0.0
 
     def watch(self, topics: Iterable[str]) -> None:
-        """Refresh now, with these topics of the group.
+        """Add topics of the group, and refresh now.
 
         Raises:
             UnknownTopicError: one of them does not exist.
@@ -99,7 +100,8 @@ class Policies:
             )
 
     def changed(self) -> bool:
-        """Refresh if it is time; return whether the group should rebalance.
+        """Refresh if `LOOK_EVERY_S` has passed; return whether the group should
+        rebalance.
 
         While brokers are unreachable, the values seen last stay valid.
         """
@@ -114,8 +116,8 @@ class Policies:
         return before != self._seen()
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
-        """Return the partition counts of these topics, as far as known, and which of
-        them may be shared.
+        """Return the partition counts of these topics as last seen, and which of the
+        topics may be shared.
         """
         self._asked |= topics - {COMMIT_TOPIC}
         known = {
@@ -128,7 +130,9 @@ class Policies:
         return known, frozenset(filter(self.policy.accepts_range_fetch, known))
 
     def reserves_values(self, topic: str) -> bool:
-        """Whether values of waiting records may be cached, by the policy as of now."""
+        """Whether the cache of a key range may keep values of this topic's records, by
+        the policy last seen.
+        """
         return self.policy.reserves_values(topic)
 
     def numbers(self) -> dict[int, str]:
@@ -136,7 +140,7 @@ class Policies:
         return {topic_number(topic): topic for topic in self._counts}
 
     def close(self) -> None:
-        """Close the reader."""
+        """Close the reader of the policy topic."""
         self._topic.close()
 
     def _look(self) -> None:

@@ -1,13 +1,13 @@
-"""The state of a consumer from `subscribe` or `assign` to `close`: it opens, hands out
-and gives up key ranges.
+"""The state of a consumer from `subscribe` or `assign` to `close`: it opens key ranges,
+hands out their records, and gives them up.
 
     group events       -> openings, revocations        `_handle`
     openings           -> shares, fetched from now on  `_open`
     revocations        -> committed, released          `_begin_poll`
 
-Invariant: a key range that is being revoked hands out nothing more; the others are
-never paused for a rebalance.
-Invariant: a share that is given up is marked, so that `done` for its records changes
+Invariant: nothing more is handed out of a key range that is being revoked. The others
+are never paused for a rebalance.
+Invariant: a `Share` that is given up is marked, so that `done` for its records changes
 nothing.
 """
 
@@ -88,16 +88,17 @@ SLICE_S = 0.05
 OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
 STEADY_S = 5.0
-"""How long a request within `consume` waits for unreachable brokers; the next call of
-`consume` retries.
+"""How long a request within `consume` waits for unreachable brokers. The next call of
+`consume` tries again.
 """
 AGAIN_S = 0.1
 LET_PASS_S = 0.2
-"""With `commit.order=offset`: the time between two commits that let siblings'
-transactions proceed.
+"""The time between two commits that let other consumers' transactions proceed, with
+`commit.order=offset`.
 """
 MOST_IN_VAIN = 5
-"""Attempts at a commit that was fenced because the group has a new generation."""
+"""The most attempts at a commit that is fenced because the group has a new generation.
+"""
 
 Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
@@ -105,28 +106,32 @@ RangesCallback = Callable[[Ranges], object]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a session reads, by which right, and under which name it commits."""
+    """What a session reads, how it owns key ranges, and under which transactional id it
+    commits.
+    """
 
     ownership: Ownership
     topics: Mapping[int, str]
-    """By their numbers in task ids."""
+    """The topics by their numbers in task ids."""
     transactional_id: str
     follower: Follower
     policies: Policies
     inbox: Inbox[GroupEvent]
     polled: list[float]
-    """The time of the last `consume`, which the membership checks against
-    `max.poll.interval.ms`.
+    """The time of the last `consume`, as the only element. The membership checks it
+    against `max.poll.interval.ms`.
     """
     filter: RecordFilter | None
     listeners: Mapping[str, RangesCallback | None] = field(default_factory=dict)
-    """By "assign", "revoke", "lost"."""
+    """The user's callbacks, by "assign", "revoke", "lost"."""
     parts: bool = True
     """Whether this consumer takes parts of partitions."""
 
 
 class ConsumerSession:
-    """The key ranges of a consumer, and how its parts work together."""
+    """The key ranges of a consumer, with the parts that open, read, commit and give
+    them up.
+    """
 
     def __init__(
         self,
@@ -171,19 +176,19 @@ class ConsumerSession:
         self._scope = scope
         self._policies = scope.policies
         self._told = False
-        """Whether something was revoked or lost during this poll, so that `consume`
+        """Whether a key range was revoked or lost during this poll, so that `consume`
         returns early.
         """
         self._let_pass_at = 0.0
         self._compare_at = host.now() + LOOK_EVERY_S
-        """The time of the next look whether topics were made anew."""
+        """The time of the next check whether topics were made anew."""
         self._blocked: set[Share] = set()
         self._refused: GroupError | None = None
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
-        """Return up to `most` records; block up to `timeout_s` for the first; return
-        early after a revocation.
+        """Return up to `most` records. Block up to `timeout_s` for the first record;
+        return early after a revocation.
         """
         deadline = self._host.now() + timeout_s
         self._begin_poll()
@@ -227,14 +232,14 @@ class ConsumerSession:
         shares: Collection[Share],
         metadata: Mapping[TopicPartition, str] | None = None,
     ) -> CommitResult:
-        """Commit the done records of these key ranges. `metadata` None: that of their
-        last commit stays.
+        """Commit the done records of these key ranges. `metadata` None: the metadata of
+        their last commit stays.
 
         Raises:
             MembershipLostError: the group has removed this member; the next poll fills
-            `lost`.
+                `lost`.
             LogError: it is unknown whether the commit counted; the next commit repeats
-            it.
+                it.
         """
         in_order = sorted(shares, key=lambda share: share.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
@@ -248,10 +253,11 @@ class ConsumerSession:
         return self.commits.commit(in_order, self.ownership, metadata)
 
     def take_done(self) -> bool:
-        """Take over the records marked done; return False if some belong to key ranges
-        that were given up.
+        """Apply the `done` marks of the user. Return False if a mark is for a record of
+        a key range that was given up.
 
-        Such records, and records that were done before, are logged and ignored.
+        Marks of this kind, and marks for records that were done before, are logged and
+        ignored.
         """
         twice: list[str] = []
         gone: list[str] = []
@@ -276,12 +282,13 @@ class ConsumerSession:
         return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
-        """Check that no other consumer has opened the same hashes later, as it can
-        after `assign`.
+        """Check that no other consumer has opened the same hashes later, which can
+        happen after `assign`.
 
         Raises:
-            IndividualCommitTooOldError: one has: uncommitted work here does not count.
-                The key range is opened again at the position of the other.
+            IndividualCommitTooOldError: another one has, so uncommitted work here does
+                not count. The key range is opened again at the other consumer's
+                position.
         """
         if not self.ownership.alone:
             return
@@ -446,7 +453,7 @@ class ConsumerSession:
         return [self.shares[id_] for id_ in ids if id_ in self.shares]
 
     def _open(self) -> None:
-        """Open the key ranges that passed the barrier, and commit their positions as a
+        """Open the key ranges whose barrier is passed, and commit their positions as a
         claim.
         """
         if not self.openings:
@@ -478,7 +485,7 @@ class ConsumerSession:
         self._tell("assign", fresh)
 
     def _note(self) -> None:
-        """Take over done records; commit if they are many; rejoin when a key range
+        """Apply `done` marks, and commit if there are many. Rejoin when a key range
         becomes blocked.
         """
         self.take_done()
@@ -500,7 +507,7 @@ class ConsumerSession:
         self._blocked = blocked
 
     def _let_pass(self) -> None:
-        """Commit that key ranges have no earlier records, so that siblings'
+        """Commit that key ranges have no earlier records, so that other consumers'
         transactions need not wait.
         """
         if self._host.now() < self._let_pass_at:
@@ -520,11 +527,10 @@ class ConsumerSession:
         self._tell("lost", gone)
 
     def _lose_remade(self, given_up: Collection[Share] = ()) -> bool:
-        """Lose the key ranges whose topic was deleted and made anew, because its other
-        records are at their offsets.
+        """Lose the key ranges whose topic was deleted and made anew, because their
+        offsets mean other records now. Return whether there are any.
 
-        Those that are not given up are opened again, in the new topic. Return whether
-        there are any.
+        Key ranges that are not in `given_up` are opened again in the new topic.
 
         Raises:
             LogError: the brokers did not answer.
@@ -593,7 +599,9 @@ def alone(
     wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
     filter_: RecordFilter | None,
 ) -> ConsumerSession:
-    """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
+    """Return a session for these key ranges without a group membership; see
+    `CooperativeConsumer.assign`.
+    """
     policies = Policies(log, config["replication.factor"], wiring.host)
     _check(config, log, policies, wanted)
     topics = topic_numbers(sorted({at.topic for at in wanted}))
@@ -722,7 +730,7 @@ def _openings(
     log: Log,
     scope: Scope,
 ) -> Openings:
-    """Return the openings of a session: its positions, behind its barrier."""
+    """Return the openings of a session, with its positions and its barrier."""
     ownership = scope.ownership
     follower = scope.follower
 
@@ -760,7 +768,7 @@ def _check(
     policies: Policies,
     wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
 ) -> None:
-    """Check that these key ranges may be read."""
+    """Check that this consumer may read these key ranges."""
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])
     for at, ranges in wanted.items():
@@ -782,7 +790,7 @@ def _check_part(
     policies: Policies,
     at: TopicPartition,
 ) -> None:
-    """Check that a part of a partition may be read."""
+    """Check that this consumer may read a part of this partition."""
     if not config["allow.individual.commit"]:
         raise ConsumerRangeFetchNotAcceptedError(
             f"{at}: a part of a partition, and allow.individual.commit of this consumer is false"

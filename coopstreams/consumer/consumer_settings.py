@@ -1,7 +1,8 @@
-"""Settings of a cooperative consumer: Kafka's names, the proposal's, and librdkafka's.
+"""The settings of a cooperative consumer: Kafka's names, the proposal's, and
+librdkafka's.
 
-Invariant: names not listed here are passed to the Kafka clients unchanged, and they
-refuse unknown names.
+Invariant: names that are not listed here are passed unchanged to the Kafka clients,
+which refuse unknown names.
 """
 
 from __future__ import annotations
@@ -113,9 +114,9 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """Checked settings.
+    """The checked settings of a consumer.
 
-    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka
+    Shape: `values` has every name of `SETTINGS`. `client` has the settings of the Kafka
     clients, in librdkafka's names.
     """
 
@@ -127,9 +128,9 @@ class ConsumerConfig:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> ConsumerConfig:
-        """Return the checked settings, with defaults for those that are missing.
+        """Return the checked settings, with defaults for missing ones.
 
-        Shape: dotted names, or tables that nest into them, as `tomllib` reads a file.
+        Shape: dotted names, or nested tables, as `tomllib` reads a file.
 
         Raises:
             ConfigError: an invalid value, or no `group.id`.

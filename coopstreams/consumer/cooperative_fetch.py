@@ -1,21 +1,21 @@
-"""Unordered consumption: records go to any member that asks, regardless of their key,
-and no member owns a range.
+"""Consumption without order: the broker delivers records to any member, whatever their
+keys, and no member owns a key range.
 
-A share group (KIP-932) provides it. The broker keeps the marker that the proposal asks
-for and delivers runs of offsets to the members in turn. It knows each member by id and
-epoch, which covers zombies and retries, and delivers again what was not finished within
-`max.gap.wait.ms`. So the commit topic is not used: the broker keeps stable offset and
-gaps.
+A share group (KIP-932) does this. The broker keeps the marker that the proposal asks
+for, and delivers runs of offsets to the members in turn. It knows each member by id and
+epoch, which covers zombies and retries. It delivers a record again that was not
+finished within `max.gap.wait.ms`. So the commit topic is not used: the broker keeps the
+stable offset and the gaps.
 
     poll -> waiting -> consume -> out -> done | release -> commit -> the next poll
 
-Invariant: each delivery of a record is handed out once; nothing is polled while records
-of the last batch are unfinished and their lock has not expired.
-Cost: a slow record holds up its own consumer, for `max.gap.wait.ms` at most, and no
-other. Delivery is at-least-once, but limited: after five failed deliveries
-(`group.share.delivery.count.limit`) the broker gives a record up. Turned down:
-assigning offset ranges through the group's leader (a second marker, session and
-re-assignment beside the broker's own).
+Invariant: each delivery of a record is handed out once. Nothing is polled while records
+of the last batch are unfinished and their lock has not expired. Cost: a slow record
+holds up its own consumer, for `max.gap.wait.ms` at most, and no other. Delivery is
+at-least-once, but limited: after five failed deliveries
+(`group.share.delivery.count.limit`) the broker gives a record up.
+Turned down: assigning offset ranges through the group's leader (a second marker,
+session and re-assignment beside the broker's own).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 _COMMIT_S = 30.0
 _POLL_S = 0.5
-"""Short, because the lock of a polled record is timed from the beginning of the poll.
+"""The longest poll. It is short, because the lock of a polled record is timed from the
+beginning of the poll.
 """
 _OF_THE_GROUP = {
     "auto.offset.reset": ("share.auto.offset.reset", "earliest"),
@@ -58,9 +59,10 @@ here.
 
 
 class Acquired:
-    """The records of one batch: waiting, handed out, finished. No I/O.
+    """The records of one delivered batch: waiting, handed out, or finished. No I/O.
 
-    Thread-safe: a lock; `empty` and `idle` are for the thread that hands out.
+    Thread-safe, by a lock. Only the thread that hands out records uses `empty` and
+    `idle`.
     """
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class Acquired:
         self._finished: list[tuple[AcquiredRecord, bool]] = []
 
     def take(self, records: Sequence[AcquiredRecord]) -> None:
-        """Keep a batch to be handed out."""
+        """Queue a batch of records to be handed out."""
         with self._changed:
             self._waiting.extend(records)
 
@@ -84,8 +86,8 @@ class Acquired:
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Mark a record as done, or for another delivery; return False if this process
-        no longer holds it.
+        """Mark a record as done, or for another delivery. Return False if this process
+        no longer has it.
         """
         with self._changed:
             if self._out.get(record.id) is not record:
@@ -95,15 +97,17 @@ class Acquired:
             return True
 
     def finished(self) -> list[tuple[AcquiredRecord, bool]]:
-        """Return the records finished since the last call, and whether each is done."""
+        """Return the records finished since the last call, each with whether it is
+        done.
+        """
         with self._changed:
             finished = self._finished
             self._finished = []
             return finished
 
     def give_up(self) -> list[AcquiredRecord]:
-        """Return the unfinished records, and forget them: this process no longer holds
-        them.
+        """Return the unfinished records, and forget them, because this process no
+        longer has them.
         """
         with self._changed:
             left = [*self._out.values(), *self._waiting]
@@ -118,26 +122,26 @@ class Acquired:
 
     @property
     def empty(self) -> bool:
-        """Whether everything of the batch is finished."""
+        """Whether every record of the batch is finished."""
         return not self._out and not self._waiting
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be handed out."""
+        """Whether no record waits to be handed out."""
         return not self._waiting
 
 
 class CooperativeFetch:
-    """A consumer of records in no order. `done` and `release` are thread-safe, the rest
-    belongs to one thread.
+    """A consumer of records without order. `done` and `release` are thread-safe; one
+    thread calls the other methods.
 
-    Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers),
-    `auto.offset.reset`, `isolation.level`, `max.gap.wait.ms`, and how to connect, in
-    librdkafka's names.
+    Settings: `bootstrap.servers`, `group.id` (of a share group, not of a consumer
+    group), `auto.offset.reset`, `isolation.level`, `max.gap.wait.ms`, and how to
+    connect, in librdkafka's names.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Connect; join with `subscribe`.
+        """Connect to the brokers. `subscribe` joins the group.
 
         Raises:
             ConfigError: a setting is missing, or the client refuses it.
@@ -172,15 +176,15 @@ class CooperativeFetch:
         )
         self._acquired = Acquired()
         self._until = 0.0
-        """The time until which this process holds the records of the batch."""
+        """The time until which this process has the records of the batch."""
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe to these topics, replacing earlier ones.
+        """Subscribe to these topics instead of earlier ones.
 
         Raises:
-            UnknownTopicError: a topic does not exist. IndividualCommitNotAllowedError |
-            TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow
-                it.
+            UnknownTopicError: a topic does not exist.
+            IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the
+                cluster, or a topic, does not allow it.
         """
         known = self._log.partitions(topics)
         if missing := sorted(set(topics) - known.keys()):
@@ -192,9 +196,10 @@ class CooperativeFetch:
         self._client.subscribe(topics)
 
     def consume(self, num_records: int, timeout_s: float) -> list[AcquiredRecord]:
-        """Return records that this process holds for `max.gap.wait.ms`.
+        """Return up to `num_records` records, which this process has for
+        `max.gap.wait.ms`.
 
-        Empty if none arrived in time, or if earlier ones were not finished in time.
+        Empty: none arrived in time, or earlier records were not finished in time.
 
         Raises:
             LogError: a fault that a retry does not cure.
@@ -216,25 +221,26 @@ class CooperativeFetch:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Mark a record as done; return False if it was too late, and the record is
-        delivered again.
+        """Mark a record as done. Return False if it is too late: the broker delivers
+        the record again.
         """
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
-        """Return a record to the broker for another delivery; return False if it was
-        too late.
+        """Return a record to the broker for another delivery. Return False if it is too
+        late.
         """
         return self._finish(record, done=False)
 
     def commit(self) -> dict[TopicPartition, str]:
-        """Acknowledge finished records; return why, for each partition in which it was
-        too late for some of them.
+        """Acknowledge finished records. Return the partitions in which it was too late
+        for some of them, each with the reason.
 
-        Those are delivered again.
+        The broker delivers these records again.
 
         Raises:
-            LogError: no answer: what was done since the last commit may be done again.
+            LogError: no answer: records done since the last commit may be delivered
+                again.
         """
         finished = self._acquired.finished()
         if not finished:
@@ -255,8 +261,8 @@ class CooperativeFetch:
         """Commit done records, return all others to the broker, and leave the group.
 
         Raises:
-            LogError: no answer: what was done since the last commit may be done again.
-            This member has left.
+            LogError: no answer: records done since the last commit may be delivered
+                again. This member has left.
         """
         try:
             self._release_left()
@@ -286,8 +292,8 @@ class CooperativeFetch:
             )
 
     def _release_left(self) -> int:
-        """Return unfinished records to the broker, and count them: the client polls
-        again only after that.
+        """Return the unfinished records to the broker; return their number. The client
+        polls again only after that.
         """
         left = self._acquired.give_up()
         for record in left:

@@ -1,8 +1,7 @@
-"""A filter drops records of a consumer by key and by size.
+"""The filter of a consumer, which drops records by key and by size.
 
-A record that the filter drops counts as done for the whole group: the committed
-position passes over it, and no member receives it. All members of a group must
-therefore use the same filter.
+A dropped record counts as done for the whole group: the committed position passes it,
+and no member receives it. All members of a group must therefore use the same filter.
 
 Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and
 whitelisted keys, largest and smallest record size.
@@ -17,19 +16,19 @@ from coopstreams.topology.columns import Columns
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Passes a record that meets every condition that is set.
+    """The conditions on a record. A record passes if it meets all that are set.
 
     Units: the size of a record is that of its key and value, in bytes.
     """
 
     allow_keys: frozenset[bytes] | None = None
-    """Only these keys pass."""
+    """The only keys that pass; None: all keys."""
     deny_keys: frozenset[bytes] = frozenset()
     min_record_bytes: int = 0
     max_record_bytes: int | None = None
 
     def passes(self, key: bytes | None, value: bytes | None) -> bool:
-        """Return whether the record passes."""
+        """Return whether a record with this key and value passes."""
         if (
             self.allow_keys is not None and key not in self.allow_keys
         ) or key in self.deny_keys:

@@ -1,8 +1,8 @@
 """The assignment of a consumer group, as its leader makes it: the assignor's target,
-and the part of it granted now.
+and the part of the target that is granted now.
 
-A topic takes the place of a sub-topology in task ids. Its number is a hash of its name,
-so that members with different subscriptions agree on the number.
+In task ids, a topic takes the place of a sub-topology. Its number is a hash of its
+name, so that members with different subscriptions agree on the number.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from coopstreams.topology.task_id import TaskId
 
 
 def topic_number(topic: str) -> int:
-    """Return the number of a topic within task ids. Frozen: xxh32 of the name, seed 0."""
+    """Return the number of a topic in task ids: xxh32 of its name, seed 0. Never change
+    it.
+    """
     return xxh32_intdigest(topic.encode())
 
 
 def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
-    """Return the topics by number.
+    """Return the topics by their numbers.
 
     Raises:
-        ConfigError: two of them have the same number (one chance in 2^32); read one of
-        them in another group.
+        ConfigError: two topics have the same number (one chance in 2^32); read one of
+            them in another group.
     """
     numbers: dict[int, str] = {}
     for topic in topics:
@@ -57,12 +59,14 @@ def assign_consumers(
     shareable: Collection[str],
     members: Mapping[str, MemberState],
 ) -> dict[str, Assignment]:
-    """Return each member's assignment. Topics that are not among `partitions` are not
-    assigned.
+    """Return each member's assignment.
+
+    `partitions`: the partition count of each topic; other topics are not assigned.
+    `shareable`: the topics whose partitions may be cut into key ranges.
 
     Raises:
         AssignmentError: the assignor's ranges overlap or leave a hole; no member is
-        assigned anything.
+            assigned anything.
     """
     topics = topic_numbers(partitions)
     consumers = {
@@ -105,7 +109,9 @@ def _cluster(
     members: Mapping[str, MemberState],
     granted: Mapping[str, tuple[TaskId, ...]],
 ) -> Cluster:
-    """Return what the members are told of each other."""
+    """Return what each member learns of all members: their tasks, and the partition
+    counts.
+    """
     told = tuple(
         Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)
     )
@@ -138,8 +144,8 @@ def _whole_or_shared(
     wanted: Mapping[str, Subscription],
     shareable: Collection[str],
 ) -> dict[str, tuple[TaskId, ...]]:
-    """For members that read whole partitions, withhold parts of a partition until all
-    of it is free.
+    """Return the granted tasks. Leave out parts of a partition for members that read
+    whole partitions: they wait until all of the partition is free.
     """
     return {
         id_: tuple(

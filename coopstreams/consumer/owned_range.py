@@ -1,14 +1,13 @@
 """One key range of one partition that a consumer owns, and its records that wait to be
 handed out.
 
-    reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next
-    commit
-                         |  ^
-                       ask  fill      records cached without values are read again when they can be handed out
+    reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next commit
+                       |    ^
+                      ask  fill      records cached without values are read again when they can be handed out
 
 Invariant: records wait only while their key range is stuck (too many are in flight, or
-it is paused). Records that do not fit into the cache are dropped and read again:
-`behind` notes it.
+it is paused). Records that do not fit into the cache are dropped and read again, which
+`behind` notes.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True, eq=False)
 class ConsumerRecord:
-    """A record for the user. Units: the timestamp in ms since the epoch, -1 without
-    one.
+    """A record for the user.
+
+    Units: `timestamp` in ms since the epoch; -1: it has none.
     """
 
     topic: str
@@ -42,7 +42,7 @@ class ConsumerRecord:
     timestamp: int
     headers: Headers | None
     share: Share = field(repr=False)
-    """The key range that the record belongs to, for `done`."""
+    """The owned key range that the record belongs to, for `done`."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -51,8 +51,10 @@ class ConsumerRecord:
 
 
 class Share:
-    """A key range of a partition, from its opening to its end. Belongs to the
-    consumer's thread.
+    """A key range of a partition, from when the consumer opens it until it gives it up.
+    Belongs to the consumer's thread.
+
+    `most`: the most records in flight.
     """
 
     def __init__(
@@ -67,23 +69,27 @@ class Share:
         self.progress = progress
         progress.metadata = ""
         self.epoch = epoch
-        """The membership epoch under which the share was opened."""
+        """The membership epoch under which the key range was opened."""
         self.inflight = InFlight(progress.segments(self.at), most)
         self.taken = self.inflight.next
         """The next offset to take from the reader."""
         self.metadata = ""
         """The metadata of the last commit."""
         self.behind = False
-        """Whether the reader has passed `taken`, and must go back there."""
+        """Whether the reader is past `taken`, because records were dropped, and must go
+        back there.
+        """
         self.paused = False
         self.held = False
         """Whether waiting records are held until earlier records of other key ranges
         are committed.
         """
         self.leaving = False
-        """Whether the group has revoked it: nothing more is handed out."""
+        """Whether the group has revoked the key range, so that nothing more is handed
+        out.
+        """
         self.live = True
-        """Whether this consumer still owns the share."""
+        """Whether this consumer still owns the key range."""
         self.waiting = RangeCache()
 
     def __str__(self) -> str:
@@ -91,12 +97,12 @@ class Share:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing can be handed out now."""
+        """Whether no record of the key range can be handed out now."""
         return self.paused or self.held or self.leaving or self.inflight.blocked()
 
     @property
     def takes_again(self) -> bool:
-        """Whether records of it were dropped, and it can take them now."""
+        """Whether records of the key range were dropped, and it can take them now."""
         return self.behind and not self.waiting and not self.stuck
 
     def take(
@@ -107,11 +113,12 @@ class Share:
         *,
         values: bool,
     ) -> None:
-        """Keep fetched records; if they cannot be handed out and exceed the room in the
-        cache, drop them to read again.
+        """Keep fetched records. If they cannot be handed out and exceed the room in the
+        cache, drop them, to be read again.
 
-        `room` returns the free bytes, and is called only then. `values`: whether to
-        cache values, too.
+        `next_offset`: the offset after them. `room`: returns the free bytes of the
+        cache; called only if they are needed. `values`: whether to cache values with
+        the keys.
         """
         if self.behind or next_offset <= self.taken:
             return
@@ -136,7 +143,7 @@ class Share:
         room: Callable[[], int],
         values: bool,
     ) -> bool:
-        """Have records wait to be handed out; return False if there is no room."""
+        """Queue records to be handed out; return False if the cache has no room."""
         if not self.stuck and self.waiting.ready:
             self.waiting.put(columns, next_offset)
             return True
@@ -164,8 +171,8 @@ class Share:
         return records
 
     def first(self) -> int:
-        """Return the offset of the first record of the next transaction, or from which
-        it is to be read.
+        """Return the first offset that the next transaction may cover: that of an
+        uncommitted or waiting record, or the one to read next.
         """
         uncommitted = self.inflight.uncommitted()
         waiting = self.waiting.first
@@ -174,17 +181,17 @@ class Share:
         return self.inflight.wanted if waiting is None else waiting
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
-        """Count waiting records against the cache if the range became stuck; without
-        room, drop them to read again.
+        """If the key range became stuck, count its waiting records against the cache.
+        Without room, drop them, to be read again.
         """
         if self.stuck and not self.waiting.settle(room(), values=values):
             self._forget_waiting()
 
     def ask(self) -> Sequence[int] | None:
-        """Return the offsets of bare records whose values are to be read now.
+        """Return the offsets of records cached without values, whose values are to be
+        read now.
 
-        None if there are none, if they are being read already, or if the range is
-        stuck.
+        None: there are none, they are being read already, or the key range is stuck.
         """
         return (
             None
@@ -193,21 +200,21 @@ class Share:
         )
 
     def seek(self, offset: int) -> None:
-        """Hand out from this offset on."""
+        """Continue to hand out records from this offset."""
         self.inflight.seek(offset)
         self._forget_waiting()
 
     def leave(self, leaving: bool) -> None:
-        """Stop handing out (the group revokes it), or go on (the group assigns it
-        again).
+        """Stop handing out records, because the group revokes the key range, or
+        continue, because the group assigns it again.
         """
         self.leaving = leaving
         if leaving:
             self._forget_waiting()
 
     def stand(self, *, in_order: bool) -> tuple[Segment, ...]:
-        """Set the segments of the next commit in `progress`, and return them;
-        `in_order`: without new done runs.
+        """Set the segments of the next commit in `progress`, and return them.
+        `in_order`: add no done runs to the committed ones.
         """
         segments = self.inflight.segments()
         if in_order:
@@ -219,11 +226,10 @@ class Share:
         return segments
 
     def stand_before(self) -> None:
-        """Set the segments in `progress` for a commit without records beyond the last
-        commit.
+        """Set the segments in `progress` for a commit without new done records.
 
-        They end at the first waiting record: where all ranges told less, each could
-        wait for another one.
+        They end at the first waiting record. If each key range told less, all could
+        wait for each other.
         """
         if self.waiting.first is not None:
             self.inflight.hand_out((), (), self.waiting.first)
@@ -233,14 +239,14 @@ class Share:
         )
 
     def _forget_waiting(self) -> None:
-        """Drop the waiting records, to read them again."""
+        """Drop the waiting records, to be read again."""
         self.waiting.clear()
         self.taken = self.inflight.wanted
         self.behind = True
 
     def _committed_runs(self, segment: Segment) -> Runs:
-        """Return the done runs that are committed already: a later commit must not take
-        them back.
+        """Return the done runs of a segment that are already committed. A later commit
+        must not take them back.
         """
         before = [
             done

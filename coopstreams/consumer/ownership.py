@@ -1,5 +1,5 @@
-"""How a consumer opens key ranges and fences its commits: alone (`assign`), or as a
-member of a group (`subscribe`).
+"""The ways in which a consumer opens key ranges and fences its commits: alone
+(`assign`), or as a member of a group (`subscribe`).
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
     Alone          no group assigns; a later opener of the same hashes outranks this one (a higher term)
@@ -38,19 +38,23 @@ warnings.
 """
 
 Transaction: TypeAlias = Writer | ProducerTransaction
-"""The writer of a commit: the consumer's own, or a producer of the user's."""
+"""The writer of a commit: the consumer's own, or the user's producer."""
 
 
 @dataclass(slots=True, eq=False)
 class RangeOpening(Opening):
-    """A key range that is wanted and not open yet."""
+    """A key range that is to be opened, and is not open yet."""
 
     said_at: float = 0.0
-    """The time when the key range was first wanted, or last logged as waiting."""
+    """The time when `want` was called for the key range, or when it was last logged as
+    waiting.
+    """
 
 
 class Openings:
-    """The key ranges that wait for the barrier. Belongs to one thread."""
+    """The key ranges that are to be opened, and wait for the barrier. Belongs to one
+    thread.
+    """
 
     def __init__(
         self,
@@ -69,12 +73,12 @@ class Openings:
         return bool(self._waiting)
 
     def want(self, ids: Iterable[TaskId], epoch: int) -> None:
-        """Open these key ranges as soon as the barrier is passed."""
+        """Open these key ranges as soon as the commit topic is read to the barrier."""
         for id_ in ids:
             self._waiting[id_] = RangeOpening(id_, epoch, said_at=self._host.now())
 
     def drop(self, ids: Iterable[TaskId]) -> list[TaskId]:
-        """Cancel these openings; return those that were waiting."""
+        """Cancel the opening of these key ranges; return those that were not open yet."""
         return [id_ for id_ in ids if self._waiting.pop(id_, None) is not None]
 
     def clear(self) -> None:
@@ -82,16 +86,20 @@ class Openings:
         self._waiting.clear()
 
     def remade(self, opened: Iterable[Progress]) -> list[Progress]:
-        """See `Positions.remade`."""
+        """Return the given progresses whose topic was made anew; see
+        `Positions.remade`.
+        """
         return self._positions.remade(opened)
 
     def step(self, held: Collection[TaskId]) -> list[tuple[Progress, Opening]]:
-        """Return the key ranges that opened now; end transactions of dead members that
-        hold the barrier.
+        """Open the key ranges that can be opened now, and return them. End transactions
+        of dead members that delay the barrier.
+
+        `held`: the key ranges that this consumer still has.
 
         Raises:
-            LogError: the brokers did not answer (call again), or the log no longer has
-            a position.
+            LogError: the brokers did not answer (call it again), or the log no longer
+                has a position.
         """
         self.barrier.hunt()
         ready = [
@@ -107,7 +115,7 @@ class Openings:
         return [(progress, self._waiting.pop(id_)) for id_, progress in opened.items()]
 
     def _complain(self, waiting: Iterable[RangeOpening]) -> None:
-        """Log the key ranges that have waited for long, and what they wait for."""
+        """Log the key ranges that have waited for `COMPLAIN_S`, and what they wait for."""
         now = self._host.now()
         for one in waiting:
             if now - one.said_at > COMPLAIN_S and one.barrier is not None:
@@ -130,7 +138,7 @@ class Openings:
 
 
 class Alone:
-    """Ownership without a group membership: `assign`."""
+    """The ownership of a consumer without a group membership: `assign`."""
 
     alone = True
 
@@ -144,7 +152,7 @@ class Alone:
         epoch: int,  # noqa: ARG002 - no fence asks for it
         timeout_s: float,
     ) -> None:
-        """Commit the transaction, then commit the plain offsets without a fence.
+        """Commit the transaction, then the plain offsets without a fence.
 
         Positions are read from the individual commits; the plain offsets are for
         monitoring tools.
@@ -154,12 +162,12 @@ class Alone:
             self.group.commit(offsets)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the group's coordinator."""
         self.group.close()
 
 
 class Shared:
-    """Ownership as a member of a group: `subscribe`."""
+    """The ownership of a consumer as a member of a group: `subscribe`."""
 
     alone = False
 
@@ -174,12 +182,12 @@ class Shared:
         epoch: int,
         timeout_s: float,
     ) -> None:
-        """Send the plain offsets with the group's fence, last, and commit the
-        transaction.
+        """Send the plain offsets with the group's fence as the last part of the
+        transaction, and commit it.
 
         Raises:
             MembershipLostError: the fence was refused: the group has removed this
-            member. Uncommitted work is void.
+                member. Uncommitted work is void.
             LogError: it is unknown whether the commit counted.
         """
         with self.group.fence(epoch) as fence:
@@ -187,8 +195,8 @@ class Shared:
         writer.commit(timeout_s)
 
     def released(self, ids: Iterable[TaskId]) -> None:
-        """Report these key ranges as committed and closed, so that the group may assign
-        them to others.
+        """Report these key ranges to the group as committed and closed, so that it may
+        assign them to others.
         """
         assert self.assigned is not None
         self.group.released(ids, self.assigned.serial)
@@ -199,4 +207,4 @@ class Shared:
 
 
 Ownership: TypeAlias = Alone | Shared
-"""How the commits of a consumer are fenced. `group` knows the plain offsets."""
+"""How the commits of a consumer are fenced. Its `group` knows the plain offsets."""

@@ -1,16 +1,17 @@
-"""The cached records of one key range: whole, or bare (keys and offsets without
-values).
+"""The cached records of one key range. A record is cached whole, or bare: its key and
+offset without its value.
 
-    put, keep -> [whole] [bare] [bare] ... -> pop ask, fill: the first bare records get
-                           their values, or are dropped
+    put, keep -> [whole] [bare] [bare] ... -> pop
+                 ask, fill: the first bare records get their values, or are dropped
 
-Records are kept bare unless their topic sets `reserve.message.value.range.fetch`. `ask`
-returns the offsets of the first bare records, and `fill` replaces them by what the log
-still has; records that compaction has removed are skipped.
+Records are cached bare unless their topic sets `reserve.message.value.range.fetch`.
+`ask` returns the offsets of the first bare records, and `fill` replaces them by what
+the log still has. Records that compaction has removed are skipped.
 
-Invariant: offsets ascend; `bytes` is the size of all records that cannot be handed out
-now, whole or bare. Turned down: asking for single records (each costs a round trip;
-neighbours together cost one).
+Invariant: offsets ascend. `bytes` is the size of all records that cannot be handed out
+now, whole or bare.
+Turned down: asking for single records (each costs a round trip; neighbours together
+cost one).
 """
 
 from __future__ import annotations
@@ -29,35 +30,40 @@ BARE_BYTES = 64
 offset.
 """
 BARE_RECORDS = 1000
-"""The most neighbouring bare records that are kept in one batch and read again
+"""The most neighbouring bare records that are cached in one batch and read again
 together.
 """
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Neighbouring records. `next_offset` is the first offset behind them; bare columns
-    have keys and offsets only.
+    """Neighbouring records. `next_offset` is the first offset after them. `bare`: the
+    columns have keys and offsets only.
     """
 
     columns: Columns
     next_offset: int
     bare: bool = False
     bytes: int = 0
-    """The batch's size against the cache: zero while it is about to be handed out."""
+    """The batch's size counted against the cache; 0 while it is about to be handed out.
+    """
 
 
 class RangeCache:
-    """A queue of batches. Belongs to the consumer's thread."""
+    """The cached records of one key range, as a queue of batches. Belongs to the
+    consumer's thread.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.asked: Sequence[int] | None = None
-        """The offsets of the first bare records, while they are being read again."""
+        """The offsets of the first bare records, while they are being read again; None:
+        no request is under way.
+        """
         self._batches: deque[_Batch] = deque()
         self._loose = False
         """Whether some batches are not counted in `bytes`, or have values that need not
-        be kept.
+        be cached.
         """
 
     def __bool__(self) -> bool:
@@ -70,7 +76,7 @@ class RangeCache:
 
     @property
     def first(self) -> int | None:
-        """The offset of the first record; None: there is none."""
+        """The offset of the first record; None: there is no record."""
         return next(
             (batch.columns.offsets[0] for batch in self._batches if len(batch.columns)),
             None,
@@ -95,8 +101,10 @@ class RangeCache:
         *,
         values: bool,
     ) -> bool:
-        """Add records that cannot be handed out now; return False, and change nothing,
+        """Add records that cannot be handed out now. Return False, and change nothing,
         if they exceed `room` bytes.
+
+        `values`: whether to cache them whole.
         """
         batch = _kept(columns, next_offset, values=values)
         if batch.bytes > room:
@@ -126,8 +134,8 @@ class RangeCache:
         return True
 
     def settle(self, room: int, *, values: bool) -> bool:
-        """Count every batch in `bytes`, dropping values that need not be kept; return
-        False if that exceeds `room`.
+        """Count every batch in `bytes`, and drop values unless `values` is set. Return
+        False if this needs more than `room` bytes.
 
         The batches are kept in either case.
         """
@@ -146,8 +154,8 @@ class RangeCache:
         return True
 
     def pop(self, most: int) -> tuple[Columns, int]:
-        """Remove and return the first records (`ready` must hold), and the offset after
-        them.
+        """Remove and return up to `most` of the first records, and the offset after
+        them. `ready` must hold.
         """
         batch = self._batches.popleft()
         columns = batch.columns
@@ -163,10 +171,11 @@ class RangeCache:
         return columns, next_offset
 
     def ask(self, most: int) -> Sequence[int] | None:
-        """Return the offsets of the first records if these are bare, and note that they
-        are asked for; else None.
+        """Return the offsets of up to `most` of the first records, if these are bare,
+        and note the request.
 
-        Also None while an earlier request is unanswered.
+        None: the first records are whole, there are none, or an earlier request is
+        unanswered.
         """
         if self.ready or self.asked is not None:
             return None
@@ -174,8 +183,8 @@ class RangeCache:
         return self.asked
 
     def fill(self, found: Columns) -> None:
-        """Replace the records that were asked for by those that the log still has at
-        their offsets.
+        """Replace the requested records by those that the log still has at their
+        offsets.
         """
         assert self.asked is not None
         batch = self._batches.popleft()
@@ -193,7 +202,7 @@ class RangeCache:
         self._loose = True
 
     def clear(self) -> None:
-        """Drop everything, and forget the request."""
+        """Drop all records, and forget the request."""
         self._batches.clear()
         self.bytes = 0
         self.asked = None

@@ -1,15 +1,15 @@
-"""One reader for all key ranges of a consumer: it fetches each partition once and
-routes each record to its range.
+"""The reader for all key ranges of a consumer: it fetches each partition once and
+routes each record to its key range.
 
-A range that is paused or has too many records in flight does not hold up the other
-ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache` in
-total, and leave the cache when they are handed out. Of a topic that does not reserve
+A key range that is paused or has too many records in flight does not hold up the other
+key ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache`
+in total, and leave the cache when they are handed out. Of a topic that does not reserve
 values, the cache keeps only keys and offsets, and a second reader (`ValueReader`)
-fetches the values later. Records that do not fit are dropped, and the first
-reader goes back for them.
+fetches the values later. Records that do not fit are dropped, and the first reader goes
+back for them.
 
-Invariant: a range gets every record from its opening position on, in order, once,
-whatever the other ranges of its partition do.
+Invariant: a key range gets every record from its opening position on, in order, once,
+whatever the other key ranges of its partition do.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
 
 JUMP = 5000
-"""Reading this many records takes about as long as seeking: a few milliseconds."""
+"""The largest gap of offsets that is read through. Seeking takes about as long as
+reading so many records: a few milliseconds.
+"""
 
 
 @dataclass(slots=True)
 class _Partition:
     shares: list[Share] = field(default_factory=list)
-    """The shares, in the order of the reader's slots."""
+    """The key ranges of the partition, in the order of the reader's slots."""
     at: int | None = None
-    """The next offset that the reader fetches; None: the partition is not being read.
-    """
+    """The next offset that the reader fetches; None: it does not read the partition."""
 
     def go_back(self) -> None:
-        """Sort the shares, and move to the first record that one of them takes."""
+        """Sort the key ranges, and set `at` to the first offset that one of them takes
+        next.
+        """
         self.shares.sort(key=lambda share: share.id)
         for share in self.shares:
             if share.takes_again or (self.at is None and not share.waiting):
@@ -55,7 +58,7 @@ class _Partition:
 
 
 class RangeReader:
-    """Moves records from a reader to key ranges, and on to the user. Belongs to one
+    """Moves fetched records to key ranges, and from them to the user. Belongs to one
     thread.
     """
 
@@ -66,7 +69,9 @@ class RangeReader:
         reserves: Callable[[str], bool],
         filter_: RecordFilter | None,
     ) -> None:
-        """`reserves`: whether the values of a topic's records may be kept."""
+        """`most_bytes`: the size of the cache. `reserves`: whether values of a topic's
+        records may be cached.
+        """
         self._reader = make_reader()
         self._values = ValueReader(make_reader)
         self._most_bytes = most_bytes
@@ -74,13 +79,13 @@ class RangeReader:
         self._filter = filter_
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._changed: set[TopicPartition] = set()
-        """The partitions whose key ranges have changed since the reader was told; the
-        next fetch tells it.
+        """The partitions whose key ranges have changed since the last fetch. The next
+        fetch updates the reader.
         """
         self._paused: set[TopicPartition] = set()
         self._remade: set[TopicPartition] = set()
-        """The partitions of which the reader may have records of a topic that was
-        deleted, until it is told.
+        """The partitions of which the reader may still have records of a deleted topic.
+        The next fetch drops these.
         """
 
     def open(self, share: Share) -> None:
@@ -94,8 +99,8 @@ class RangeReader:
     def close(self, shares: Iterable[Share], *, remade: bool = False) -> None:
         """Stop reading these key ranges, and drop their waiting records.
 
-        `remade`: their topic was deleted and made anew, so that nothing that was
-        fetched of it is of use.
+        `remade`: whether their topic was deleted and made anew, so that records fetched
+        from it are useless.
         """
         for share in shares:
             if remade:
@@ -110,11 +115,11 @@ class RangeReader:
                     del self._partitions[share.at]
 
     def fetch(self, most: int, timeout_s: float) -> None:
-        """Fetch once; block up to `timeout_s`, and only while no record has arrived.
+        """Fetch once. Block up to `timeout_s`, and only while no record has arrived.
 
         Raises:
             LogError: a partition cannot be read, or not from its position. The next
-            call tries again.
+                call tries again.
         """
         self._place()
         for share in self._shares():
@@ -148,8 +153,8 @@ class RangeReader:
         return records
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
-        """Stop or resume fetching a partition and handing out its records, also of key
-        ranges that are opened later.
+        """Stop or resume fetching a partition and handing out its records. This also
+        applies to key ranges that are opened later.
         """
         if paused:
             self._paused.add(at)
@@ -162,7 +167,7 @@ class RangeReader:
             self._reader.hold(at, paused)
 
     def close_reader(self) -> None:
-        """Stop reading for good."""
+        """Close both readers."""
         self._reader.close()
         self._values.close()
 
@@ -174,11 +179,11 @@ class RangeReader:
             yield from partition.shares
 
     def _place(self) -> None:
-        """Set the reader's positions, and the key range of each of its slots, where
-        something has changed.
+        """Set the reader's positions and the key range of each of its slots, in
+        partitions that have changed.
 
-        Also move the reader back for ranges whose records it dropped, and which can
-        take records again.
+        This moves the reader back for key ranges whose records were dropped, and which
+        can take records again.
         """
         self._changed |= {share.at for share in self._shares() if share.takes_again}
         if not self._changed:
@@ -207,7 +212,7 @@ class RangeReader:
 class Refetch:
     """A request to read records of a partition again.
 
-    Shape: `offsets` ascend; `waiting` is the queue of the key range that needs them.
+    Shape: `offsets` ascend. `waiting` is the cache of the key range that needs them.
     """
 
     at: TopicPartition
@@ -219,21 +224,24 @@ class Refetch:
 
     @property
     def wanted(self) -> bool:
-        """Whether the key range still waits for it; a seek or a rebalance cancels it."""
+        """Whether the key range still waits for the answer. A seek or a rebalance
+        cancels the request.
+        """
         return self.waiting.asked is self.offsets
 
 
 class ValueReader:
-    """Reads records again whose values were not cached, one request after the other.
-    Belongs to one thread.
+    """The reader of records whose values were not cached. It handles one request after
+    the other. Belongs to one thread.
 
-    Offsets that lie near each other are read in one go, together with what lies between
-    them; the reader seeks over gaps of more than `JUMP` offsets.
+    Offsets that lie near each other are read in one go, together with the records
+    between them. The reader seeks over gaps of more than `JUMP` offsets.
 
     Invariant: a request is answered once, with the records that the log still has;
     compaction may have removed some. An offset that retention has deleted raises the
-    same error as on the first read. Turned down: sending the first reader back (it
-    would read again for all key ranges of the partition).
+    same error as on the first read.
+    Turned down: sending the first reader back (it would read again for all key ranges
+    of the partition).
     """
 
     def __init__(self, make_reader: Callable[[], Reader]) -> None:
@@ -241,7 +249,7 @@ class ValueReader:
         self._make_reader = make_reader
         self._reader: Reader | None = None
         self._reading: tuple[TopicPartition, int] | None = None
-        """The partition that the reader reads, and its next offset."""
+        """The partition that the reader reads, and its next offset; None: none."""
         self._requests: deque[Refetch] = deque()
 
     def __bool__(self) -> bool:
@@ -252,8 +260,8 @@ class ValueReader:
         self._requests.append(request)
 
     def fetch(self, timeout_s: float) -> None:
-        """Fetch once, for the first request; block only while no record has arrived.
-        Without requests, fetch nothing.
+        """Fetch once for the first request, if there is one. Block only while no record
+        has arrived.
 
         Raises:
             OffsetOutOfRangeError: the log no longer has the offset.
@@ -267,7 +275,7 @@ class ValueReader:
             self._reading = None
 
     def close(self) -> None:
-        """Stop reading for good."""
+        """Drop all requests, and close the reader."""
         self._requests.clear()
         if self._reader is not None:
             self._reader.close()
@@ -300,8 +308,8 @@ class ValueReader:
 
 
 def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
-    """Return the first and last of the offsets, from `start` on, that are read in one
-    go.
+    """Return the first and the last of the offsets, from `start` on, that are read in
+    one go.
     """
     first = bisect_left(offsets, start)
     last = first

@@ -1,5 +1,5 @@
-"""The lists by which a consumer gives up key ranges without stopping: revoked in one
-poll, released in a later one.
+"""The lists by which a consumer gives up key ranges without stopping: a key range is
+revoked in one poll and released in a later one.
 
     asked       -> revoke-next                       nothing more of it is handed out; its records are finished and
                 committed meanwhile
@@ -7,7 +7,7 @@ poll, released in a later one.
     delayed        revoke-next -> revoke-thereafter  each poll anew, until the deadline
     deadline    -> lost                              its uncommitted work is void; other members may own it
 
-Invariant: a key range on a list is not handed out; it leaves the lists once, released
+Invariant: a key range on a list is not handed out. It leaves the lists once, released
 or lost.
 Source: KIP-983 (`getToBeRevokedPartitions`, `getLostPartitions`, `delayRevoke`), with
 its three lists, for key ranges.
@@ -22,19 +22,21 @@ T = TypeVar("T")
 
 
 class Revocations(Generic[T]):
-    """The lists of one consumer. The caller passes the time. Units: seconds."""
+    """The revoked and lost key ranges of one consumer. The caller passes the time.
+    Units: seconds.
+    """
 
     def __init__(self, deadline_s: float) -> None:
         self.lost: set[T] = set()
-        """Lost since the last poll began."""
+        """The key ranges lost since the last poll began."""
         self._deadline_s = deadline_s
         self._next: dict[T, float] = {}
         self._thereafter: dict[T, float] = {}
-        """The deadline of each key range, as in `_next`."""
+        """The deadline of each delayed key range, as in `_next`."""
 
     @property
     def next(self) -> frozenset[T]:
-        """The key ranges that the next poll gives up, unless they are delayed."""
+        """The key ranges that the next poll gives up, unless the user delays them."""
         return frozenset(self._next)
 
     def __contains__(self, one: object) -> bool:
@@ -42,7 +44,7 @@ class Revocations(Generic[T]):
 
     def poll(self, now: float) -> tuple[set[T], set[T]]:
         """Begin a poll: return the key ranges to commit and release now, and those that
-        are lost by their deadline.
+        are lost because their deadline has passed.
         """
         self.lost = set()
         given_up = set(self._next)
@@ -52,7 +54,7 @@ class Revocations(Generic[T]):
         return given_up, late
 
     def expire(self, now: float) -> set[T]:
-        """Move the key ranges that are past their deadline to `lost`, and return them."""
+        """Move the key ranges whose deadline has passed to `lost`, and return them."""
         late = {
             one
             for waiting in (self._next, self._thereafter)
@@ -69,20 +71,20 @@ class Revocations(Generic[T]):
                 self._next[one] = now + self._deadline_s
 
     def keep(self, some: Iterable[T]) -> None:
-        """Note that the group assigns these again, and take them off the lists."""
+        """Take these key ranges off the lists, because the group assigns them again."""
         for one in some:
             self._next.pop(one, None)
             self._thereafter.pop(one, None)
 
     def lose(self, some: Iterable[T]) -> None:
-        """Note that these key ranges are lost, listed or not."""
+        """Note that these key ranges are lost, whether they were on a list or not."""
         gone = set(some)
         self.keep(gone)
         self.lost |= gone
 
     def delay(self, some: Iterable[T]) -> bool:
-        """Keep these for one more poll; return False, and change nothing, if one of
-        them is already lost.
+        """Keep these key ranges for one more poll. Return False, and change nothing, if
+        one of them is already lost.
         """
         wanted = list(some)
         if any(one in self.lost for one in wanted):

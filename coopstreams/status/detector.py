@@ -1,16 +1,22 @@
-"""Finds the tasks that stand still, and why: from figures of tasks, ends of sources and
-a clock. Pure.
+"""Finds the tasks that make no progress, and why, from figures of tasks, end offsets of
+sources and a clock. Pure.
 
 A task is slow if it has records waiting and commits nothing for some seconds, and
 stalled after half a minute. A stalled task makes its instance not live, and its
-supervisor restarts it. That heals a stuck thread; while brokers are away it costs all
-instances their open state, at the worst time. So there are excuses.
+supervisor restarts it. A restart heals a stuck thread. While brokers are unreachable,
+it only costs all instances their open state. So a stalled task may have an excuse: a
+reason why a restart would not help.
 
-Invariant: without evidence there is no excuse. Evidence is a leader or a group that
-does not answer, an error of the brokers that is not old, a request that waits no longer
-than the client lets it, a source without any other committed record, a call whose
-time-out is not over, a sibling that does move, or that the task is on no thread, being
-opened again. A thread that is stuck elsewhere (in a sink, in a lock of ours) has none,
+Invariant: without evidence there is no excuse. Evidence is one of these:
+* a partition leader or a group coordinator that does not answer
+* a recent error of the brokers
+* a request that waits no longer than its client allows
+* a source without any further committed record
+* a call whose time-out is not over
+* another task of the thread that makes progress
+* that the task is on no thread, because it is opened again
+
+A thread that is stuck elsewhere (in a sink, in a lock of coopstreams) has no excuse,
 whatever brokers do.
 Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks
 like a dead one).
@@ -29,44 +35,45 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
 
 QUIET_S = 1.5
-"""How long the end offset of a busy source may stay the same before its replicas are
-asked.
+"""How long the end offset of a busy source may stay the same before its in-sync
+replicas are asked.
 """
 BUSY_S = 60.0
-"""A source without new records for this long is idle."""
+"""A source without new records for this long is idle, not busy."""
 
 
 STALLED_S = 30.0
-"""A task with waiting records that has not moved for this long is stalled.
+"""A task with waiting records that has committed nothing for this long is stalled.
 
-The limit is higher if a task may rest for longer: until a commit, or for another
-source.
+The limit is higher if a task may rest longer, until a commit or for another source.
 """
 SLOW_S = 3.0
-"""A task that waits for this long reports the reason. It stays live: a leader election
-takes longer.
+"""A task whose first waiting record is not committed for this long reports the reason.
+It stays live, because a leader election takes longer.
 """
 
 
 @dataclass(slots=True)
 class QuietSources:
-    """The last advance of each busy source, and its replicas that do not answer: an
-    in-sync replica that hangs blocks a source whose leader answers. Units: seconds.
+    """The busy sources whose end offset no longer advances, and the brokers that may be
+    the reason.
+
+    Units: seconds.
 
     A record can be read when all in-sync replicas have it. If the broker of one of them
-    dies, leader or not, nothing new can be read until the cluster goes on without it
+    dies or hangs, nothing new can be read until the cluster removes it
     (`broker.session.timeout.ms`, 9 s by default; 3 s more if it was the active
-    controller). Meanwhile the leader reports the old end, so no task has lag: 10 of the
-    13 s of such a stall had no reason in the status (measured).
+    controller). Meanwhile the leader reports the old end, so no task has lag. Without
+    this class, 10 of the 13 s of such a stall had no reason in the status (measured).
 
-    Invariant: sources that are busy and sources that are idle cost no request. Turned
-    down: asking all brokers all the time; what librdkafka logs of lost connections (a
-    client has none to a broker that only keeps replicas, and one that hangs breaks
-    none).
+    Invariant: a source whose end advances, and an idle source, cost no request.
+    Turned down: asking all brokers all the time; what librdkafka logs of lost
+    connections (a client has no connection to a broker that only keeps replicas, and a
+    broker that hangs breaks none).
     """
 
     silent: Mapping[TopicPartition, Collection[int]] = field(default_factory=dict)
-    """By source: brokers of in-sync replicas that do not answer."""
+    """By source: the brokers of in-sync replicas that do not answer."""
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     _moved_at: Mapping[TopicPartition, float] = field(default_factory=dict)
 
@@ -75,8 +82,8 @@ class QuietSources:
         ends: Mapping[TopicPartition, int],
         now: float,
     ) -> set[TopicPartition]:
-        """Note the last reported ends of all sources; return the busy ones whose end
-        has not advanced for `QUIET_S`.
+        """Note the last reported end offset of each source; return the busy sources
+        whose end has not advanced for `QUIET_S`.
         """
         moved = {
             source: now
@@ -98,8 +105,8 @@ class QuietSources:
         now: float,
         slow_s: float,
     ) -> str:
-        """Return which replica blocks a source whose end has not advanced for `slow_s`;
-        empty: none is known.
+        """Return which brokers' replicas block a source whose end has not advanced for
+        `slow_s`; empty: none is known.
         """
         brokers = self.silent.get(source, ())
         at = self._moved_at.get(source, now)
@@ -114,7 +121,9 @@ class QuietSources:
 
 @dataclass(slots=True)
 class LagSample:
-    """The numbers of a task at the last look."""
+    """The figures of a task at one look of the watcher. Times are in seconds of the
+    host's clock.
+    """
 
     committed: dict[TopicPartition, int]
     ends: dict[TopicPartition, int]
@@ -123,23 +132,27 @@ class LagSample:
     rate: float = 0.0
     """Records/s, smoothed over the last looks."""
     moved_at: float = 0.0
-    """The last look at which a position had moved."""
+    """The last look at which a committed position had advanced, or no progress was
+    expected.
+    """
     committed_at: float = 0.0
-    """The last look at which anything was committed, also above a record that waits for
-    a call.
+    """The last look at which anything was committed, including records after one that
+    waits for a call.
     """
     segments: object = ()
-    """All that is committed, to compare it."""
+    """Everything that is committed, only to be compared with the next sample."""
     busy_at: float = float("-inf")
-    """The last look at which it had processed records, and had not yet done what was
-    there at the look before.
+    """The last look at which the task had processed records, and had still not
+    committed everything that its sources had at the look before.
     """
     all_read: Collection[TopicPartition] = ()
-    """The sources of which it has done everything that is committed."""
+    """The sources of which the task has processed every committed record."""
 
     @property
     def lag(self) -> int:
-        """Records between the committed positions and the ends of the sources."""
+        """The number of records between the committed positions and the ends of the
+        sources.
+        """
         return sum(
             max(0, self.ends.get(source, position) - position)
             for source, position in self.committed.items()
@@ -147,7 +160,7 @@ class LagSample:
 
     @property
     def behind(self) -> dict[TopicPartition, int]:
-        """The sources that have more than is committed here, each with the committed
+        """The sources with records after the task's committed position, each with that
         position.
         """
         return {
@@ -159,33 +172,37 @@ class LagSample:
 
 @dataclass(slots=True)
 class StallDetector:
-    """The samples of each running task, and the problems they show."""
+    """The last sample of each running task, and what the watcher knows of brokers and
+    topics.
+    """
 
     stalled_s: float = STALLED_S
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
     _closed: dict[TaskId, LagSample] = field(default_factory=dict)
-    """The last samples of tasks that are opened again: one whose commits fail has made
-    no progress.
+    """The last samples of tasks that are being opened again. Such a task may be one
+    whose commits fail, so reopening is no progress.
     """
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not report their end, and since when; in the order in
-    which they were last asked.
+    """The sources whose leader does not report their end, and since when, in the order
+    in which they were last asked.
     """
     away_at: float = float("-inf")
     """The last time at which a leader had not answered for longer than `slow_s`."""
     quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
-    """Running tasks whose changelog was recreated or deleted since their state was
+    """By running task: that its changelog was recreated or deleted since its state was
     restored, in words.
     """
     grown: Mapping[str, str] = field(default_factory=dict)
-    """Source topics that have got partitions, which no task reads, in words."""
+    """By source topic that has got new partitions, which no task reads: that it has, in
+    words.
+    """
 
     @staticmethod
     def of(config: Config) -> StallDetector:
-        """Return a detector for these settings: a task may rest until a commit, or for
-        another source.
+        """Return a detector whose limits fit these settings: a task may rest until the
+        next commit, or for another source (`max.task.idle.ms`).
         """
         rests_s = config.commit_interval_s + max(0, config["max.task.idle.ms"]) / 1000
         return StallDetector(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
@@ -202,10 +219,10 @@ class StallDetector:
         all_read: Collection[TopicPartition] = (),
         segments: object = (),
     ) -> LagSample:
-        """Add the numbers of a running task; return its sample. `paused`: no progress
-        is expected.
+        """Add the figures of a running task; return its sample.
 
-        `segments`: all that is committed, also above the positions.
+        `paused`: whether no progress is expected. `segments`: everything that is
+        committed, also above the positions.
         """
         sample = LagSample(
             dict(committed),
@@ -250,8 +267,8 @@ class StallDetector:
         )
 
     def keep(self, running: set[TaskId], here: set[TaskId]) -> None:
-        """Forget the tasks that are not here any more. Those that do not run, but will,
-        have a stall to go on with.
+        """Forget the tasks that are not in `here`. Keep the samples of tasks that are
+        in `here` but not running, so that their stall continues when they run again.
         """
         for task in self.samples.keys() - running:
             self._closed[task] = self.samples.pop(task)
@@ -259,8 +276,8 @@ class StallDetector:
             del self._closed[task]
 
     def stalled(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks with waiting records that do not move, each with its
-        positions.
+        """Return the stalled tasks: for each, how long it has made no progress, and at
+        which positions.
         """
         return {
             task: _where(sample, now)
@@ -295,7 +312,9 @@ class StallDetector:
         return said
 
     def away(self, task: TaskId, now: float) -> str:
-        """Return which brokers of a task's sources do not answer; empty: all do."""
+        """Return which brokers of a task's sources do not answer, in words; empty: all
+        do.
+        """
         sample = self.samples.get(task)
         sources = () if sample is None else sample.committed
         return ", ".join(
@@ -303,8 +322,8 @@ class StallDetector:
         )
 
     def kept_back(self, task: TaskId) -> str:
-        """Return which sources an open transaction keeps back; empty: the task has
-        records that are committed.
+        """Return the sources of a task whose next records belong to an open
+        transaction, in words; empty: the task has committed records to read.
         """
         sample = self.samples.get(task)
         behind = {} if sample is None else sample.behind
@@ -320,8 +339,8 @@ class StallDetector:
         return f"an open transaction keeps back what was written to {where}"
 
     def any_away(self, now: float) -> str:
-        """Return the source of any task whose leader has not answered for the longest
-        time; empty: all do.
+        """Return the source, of any task, whose leader has not answered for the longest
+        time, in words; empty: all leaders answer.
         """
         since, source = min(
             ((at, source) for source, at in self.unanswered.items()),
@@ -330,8 +349,8 @@ class StallDetector:
         return "" if source is None else self._leader_of(source, now - since)
 
     def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
-        """Return which of these tasks has worked on a backlog last, and does move;
-        None: none within `stalled_s`.
+        """Return which of these tasks was the last to work on a backlog and makes
+        progress; None: none within `stalled_s`.
         """
         at, busy = max(
             (
@@ -368,10 +387,11 @@ def excuse(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return why a restart would not move this stalled task, in words; empty: it may.
+    """Return why a restart would not help this stalled task, in words; empty: it may
+    help.
 
     `calls`: those of the task, if it has any. `homes`: the thread of each task of the
-    instance. `group_answers`: whether this surely is a member of the group.
+    instance. `group_answers`: whether this process certainly is a member of the group.
     """
     home = homes.get(task)
     if home is None:  # the watcher, which asks brokers, has not looked since
@@ -393,7 +413,9 @@ def excuse(
 
 
 def _failed_commit(asking: Asking, now: float) -> str:
-    """Return the error of the brokers that failed the last commit, if it is not old."""
+    """Return the error of the brokers that failed the last commit; empty: there is
+    none, or it is old.
+    """
     trouble = asking.trouble  # once: the committer's thread resets it
     if trouble is None:
         return ""
@@ -411,7 +433,7 @@ def _asked(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return why the answer to a request may still come."""
+    """Return why the answer to a request may still come; empty: it should have come."""
     if now - asked_at <= answer_s:
         return "the brokers have not answered yet"
     away_s = now - detector.away_at
@@ -425,8 +447,8 @@ def _called(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return that the first record has waited all the time for calls that are within
-    their time-outs.
+    """Return that the first record waits for calls that are within their time-outs;
+    empty: it does not.
     """
     if (
         calls is None
@@ -443,7 +465,7 @@ def _busy(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return which other task its thread works on."""
+    """Return which other task its thread works on; empty: none."""
     others = [
         other
         for other, thread in homes.items()
@@ -458,8 +480,8 @@ def wait_of(
     calls: CallFigures | None,
     now: float,
 ) -> str:
-    """Return why a task waits, or its thread, as the end of a sentence; empty: it does
-    not.
+    """Return what a task or its thread waits for, as the end of a sentence; empty:
+    nothing.
     """
     if home is not None and (waiting := home.committer.asking.waiting) is not None:
         return f"; its thread has waited {now - waiting.since:.0f} s for {waiting.what}"

@@ -1,12 +1,13 @@
-"""What an instance says of itself and of its group, over HTTP: status, metadata, stores.
+"""The answers of an instance over HTTP about itself and its group: status, metadata,
+stores.
 
-Each `Struct` is one JSON object, field by field, and its schema in the OpenAPI
-description, with the docstring and the `Meta` of a field as descriptions.
+Each `Struct` is one JSON object, and its schema in the OpenAPI description. The
+docstrings and the `Meta` of fields are the descriptions there.
 
-Invariant: a field with a default is one that an answer may lack: of an instance that
-does not answer, or is of an earlier release. What an instance says of itself has all.
-Turned down: values of the runtime and other types for JSON (one field stood in five
-files).
+Invariant: a field has a default if an answer may lack it, because an instance does not
+answer or is of an earlier release. An instance's answer about itself has all fields.
+Turned down: separate types for the runtime's values and for JSON (each field would
+stand in five files).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from coopstreams.tasks.tally import FailureStatus
 from coopstreams.tasks.task_figures import TaskPlace, TaskStatus
 
 Kind: TypeAlias = Literal["key_value", "versioned", "window", "session", "global"]
-"""The kind of a store, which decides the requests that it answers."""
+"""The kind of a store, which decides which requests it answers."""
 
 
 class UnreachableInstance(msgspec.Struct, frozen=True):
-    """What is known of an instance that does not answer: its last assignment."""
+    """An instance that does not answer, with its tasks by the last assignment."""
 
     id: str
     url: str | None
@@ -47,7 +48,7 @@ class UnreachableInstance(msgspec.Struct, frozen=True):
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One instance.
 
-    `state`: `joining`, `waiting`, `rebalancing`, `running`, `paused`; of one that ends
+    `state`: `joining`, `waiting`, `rebalancing`, `running`, `paused`; while it ends
     `pending-shutdown`, `not-running`, `pending-error`, `error`; or `unreachable`.
     """
 
@@ -89,15 +90,17 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class LocatedTask(TaskPlace, frozen=True, kw_only=True):
-    """A task and its stores; state and lag are known of the instance asked only."""
+    """A task and its stores. State and lag are null except for tasks of the instance
+    that was asked.
+    """
 
     stores: tuple[str, ...]
     lag: int | None
 
 
 class LocatedInstance(msgspec.Struct, frozen=True):
-    """An instance and its tasks, by the last assignment; whether it is ready is known
-    of the instance asked only.
+    """An instance and its tasks, by the last assignment. `ready` is null except for the
+    instance that was asked.
     """
 
     id: str
@@ -107,7 +110,7 @@ class LocatedInstance(msgspec.Struct, frozen=True):
 
 
 class DealtTopics(msgspec.Struct, frozen=True):
-    """The topics of a sub-topology that a share group deals."""
+    """The topics of a sub-topology whose records a share group delivers."""
 
     subtopology: int
     group: str
@@ -134,7 +137,9 @@ class KeyOwner(msgspec.Struct, frozen=True):
 
 
 class KeyMetadata(msgspec.Struct, frozen=True):
-    """Where a key lies; `owner` is null while it has none."""
+    """The partition, key group and owner of a key. `owner` is null while no instance
+    has its task.
+    """
 
     store: str
     key: Any
@@ -146,8 +151,10 @@ class KeyMetadata(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """A store over all instances. `misplaced`: the topics above it with records in
-    other partitions than murmur2 gives their keys.
+    """A store over all instances.
+
+    `misplaced`: the topics upstream of the store that have records in other partitions
+    than murmur2 gives their keys.
     """
 
     name: str
@@ -162,8 +169,8 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """All stores; `unreachable` instances are missing from the sizes, which are null if
-    they were not counted.
+    """All stores. Sizes do not include `unreachable` instances; they are null if they
+    were not counted.
     """
 
     stores: tuple[StoreStatus, ...]

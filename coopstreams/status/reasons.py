@@ -1,4 +1,5 @@
-"""Why an instance, or a task of it, is not well: the codes, their meanings, the checks.
+"""The reasons why an instance, or a task of it, is not well: their codes, their
+meanings, and the checks that find them.
 
     what the threads have published (`Seen`) -> each check of `CHECKS` -> reasons -> health
 
@@ -62,17 +63,17 @@ HealthCode: TypeAlias = Literal[
     "resting",
     "unreachable",
 ]
-"""The code of a reason: one with another code does not pass the type check."""
+"""The code of a reason. The type check refuses any other."""
 
 
 TIME_STANDS_S = 60.0
-"""For how long a clock may stand although later records have come: a process that is
-replaced needs as long.
+"""How long a clock may stay the same, although later records have come, before this is
+a reason. Replacing a process takes as long.
 """
 
 
 class Effect(Enum):
-    """What a reason makes of its instance."""
+    """The effect of a reason on whether its instance is live and ready."""
 
     UNWELL = "not live"
     NOT_READY = "live, not ready"
@@ -210,13 +211,11 @@ KINDS: Mapping[HealthCode, tuple[Effect, str]] = {
         "in `/v1/status` only: an instance that does not answer",
     ),
 }
-"""What each reason makes of its instance, and what it means, as
-`docs/reference/health.md` has it.
-"""
+"""The effect of each reason, and its meaning, as in `docs/reference/health.md`."""
 HEALTH_CODES: tuple[HealthCode, ...] = tuple(
     code for code in get_args(HealthCode) if code != "unreachable"
 )
-"""The codes that an instance gives itself; each is a series of the metrics."""
+"""The codes that an instance gives itself. Each is a series of the metrics."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -228,8 +227,10 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`live`: it makes progress, or waits for a known reason. `ready`: it is a member
-    of the group, with all its tasks open.
+    """Whether an instance is live and ready.
+
+    `live`: it makes progress, or waits for a known reason. `ready`: it is a member of
+    the group, with all its tasks open.
     """
 
     live: bool
@@ -239,54 +240,62 @@ class Health(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the threads of an instance have published, at one moment (`Host.now`)."""
+    """What the threads of an instance have published at one moment, `now` (`Host.now`)."""
 
     now: float
     paused: bool = False
     states: Mapping[TaskId, str] = field(default_factory=dict)
     opening: Mapping[TaskId, str] = field(default_factory=dict)
-    """Why each task that is being opened is not open yet."""
+    """By task that is being opened: why it is not open yet."""
     calls: Mapping[TaskId, CallFigures] = field(default_factory=dict)
-    """Of the tasks with asynchronous operators."""
+    """The calls of each task with asynchronous operators."""
     homes: Mapping[TaskId, StreamThread] = field(default_factory=dict)
     stalls: StallDetector = field(default_factory=StallDetector)
     nodes: Iterable[Node] = ()
     limit_s: float = 300.0
-    """How long a function may run for a record: `max.poll.interval.ms`."""
+    """How long a function may run for one record: `max.poll.interval.ms`."""
     reader_s: float = 0.0
-    """For how long the reader runs functions of the program on one record; 0: none."""
+    """How long the reader has run functions of the program on one record; 0: it runs
+    none.
+    """
     reader: str = ""
-    """On which record, in words."""
+    """The record on which the reader runs functions, in words."""
     shares: tuple[ShareFigures, ...] = ()
     sure: bool = True
-    """Whether the group has lately answered this member."""
+    """Whether the group has recently answered this member."""
     member: bool = True
-    """Whether the group has ever assigned tasks to it."""
+    """Whether the group has ever assigned tasks to this instance."""
     silence: str = ""
-    """Why it is not a member, in words."""
+    """Why the instance is not a member, in words."""
     doubts: tuple[str, ...] = ()
-    """Errors that are held until the group has confirmed this member."""
+    """Errors that are not reported before the group has confirmed this member."""
     twins: tuple[str, ...] = ()
     version: str = ""
-    """Why the group gives it no tasks; empty: it does."""
+    """Why the group gives the instance no tasks, because of its version; empty: it
+    does.
+    """
     resting: tuple[str, ...] = ()
     unreadable: str = ""
-    """The record of the group's progress that cannot be read; empty: none."""
+    """The record of the group's progress that cannot be read, in words; empty: there is
+    none.
+    """
     misplaced: tuple[str, ...] = ()
     times: Mapping[TaskId, TimeStatus] = field(default_factory=dict)
-    """Of the tasks that have a clock, or are held back."""
+    """The time status of the tasks that have a clock, or are held back."""
     lost: tuple[str, ...] = ()
-    """Where records are left out."""
+    """The operators that drop many records, in words."""
     not_shared: tuple[str, ...] = ()
 
     @property
     def paused_calls(self) -> dict[TaskId, str]:
-        """Why tasks begin no calls: a new process could not make them either."""
+        """Why tasks begin no calls, by task. A new process could not make these calls
+        either.
+        """
         return {task: each.pauses for task, each in self.calls.items() if each.pauses}
 
     def waiting_for(self, task: TaskId) -> str:
-        """Return why the thread of a task waits, as the end of a sentence; empty: it
-        does not.
+        """Return what a task or its thread waits for, as the end of a sentence; empty:
+        nothing.
         """
         if self.reader:
             return f"; {self.reader}"
@@ -296,8 +305,8 @@ class Seen:
         return wait_of(home, self.calls.get(task), self.now)
 
     def function_of(self, task: TaskId) -> str:
-        """Return which function keeps the thread of a task, or of the reader, for less
-        than it may, as the end of a sentence; empty: none does.
+        """Return which function the thread of a task, or the reader, runs within its
+        limit, as the end of a sentence; empty: none.
         """
         if self.reader:
             return self.waiting_for(task) if self.reader_s < self.limit_s else ""
@@ -308,7 +317,7 @@ class Seen:
         return running and f"{running}; max.poll.interval.ms allows {self.limit_s:g} s"
 
     def excuse(self, task: TaskId) -> str:
-        """Return why a restart would not move a stalled task; empty: it may."""
+        """Return why a restart would not help a stalled task; empty: it may help."""
         if self.reader:
             return ""
         calls = self.calls.get(task)
@@ -326,8 +335,8 @@ class Seen:
 
 
 def health(seen: Seen) -> Health:
-    """Return whether an instance is live and ready, with the reasons if not: first
-    those why it is not live, then those why it is not ready.
+    """Return whether an instance is live and ready, with its reasons: first those why
+    it is not live, then those why it is not ready.
     """
     found = [reason for check in CHECKS for reason in check(seen)]
     effects = [KINDS[reason.code][0] for reason in found]
@@ -345,13 +354,13 @@ def health(seen: Seen) -> Health:
 
 
 def by_code(reasons: Iterable[Reason]) -> dict[str, int]:
-    """Return how many reasons have each code, also of codes that none has."""
+    """Return how many reasons have each code, with 0 for a code that no reason has."""
     codes = [reason.code for reason in reasons]
     return {code: codes.count(code) for code in HEALTH_CODES}
 
 
 def _still(seen: Seen) -> Iterator[Reason]:
-    """Tasks with records waiting that commit nothing."""
+    """Yield a reason for each task that has records waiting and commits nothing."""
     now = seen.now
     said = seen.paused_calls.keys()
     excused = set(said)
@@ -374,7 +383,9 @@ def _still(seen: Seen) -> Iterator[Reason]:
 
 
 def _shares(seen: Seen) -> Iterator[Reason]:
-    """Share threads that take no records, or take long."""
+    """Yield a reason for each share thread that takes no records, or finishes none for
+    long.
+    """
     for thread in seen.shares:
         name = f"share thread {thread.number}"
         held = sum(thread.held.values())
@@ -395,7 +406,7 @@ def _slow_share(
     message: str,
     seconds: float,
 ) -> Reason:
-    """Return why a share thread has finished no record for so many seconds."""
+    """Return the reason for a share thread that has finished no record for `seconds`."""
     if thread.retrying:
         message += ": its failure handler has it try again later"
         return Reason("slow", message)
@@ -416,7 +427,9 @@ def _calls(seen: Seen) -> Iterator[Reason]:
 
 
 def _times(seen: Seen) -> Iterator[Reason]:
-    """Clocks that stand; one reason for all tasks that wait for the same."""
+    """Yield a reason for each clock that does not advance: one for all tasks that wait
+    for the same partition.
+    """
     if seen.paused:
         return
     longest: dict[tuple[int, bool, int, int], TimeStatus] = {}
@@ -434,12 +447,12 @@ def _times(seen: Seen) -> Iterator[Reason]:
 
 
 def waited_s(status: TimeStatus) -> float:
-    """Return for how long time has stood."""
+    """Return how long a task's time has stayed the same; 0: it waits for nobody."""
     return 0.0 if status.waits_for is None else status.waits_for.since_s
 
 
 def wait_for_time(subtopology: int, status: TimeStatus) -> str:
-    """Return for whom the time of a sub-topology waits, as a sentence."""
+    """Return which partition the time of a sub-topology waits for, as a sentence."""
     awaited = status.waits_for
     assert awaited is not None
     owner = (
@@ -458,7 +471,7 @@ def wait_for_time(subtopology: int, status: TimeStatus) -> str:
 
 
 def utc(ms: int | None) -> str:
-    """Return a time for people."""
+    """Return a time in ms as text for people."""
     if ms is None:
         return "no time"
     try:
@@ -496,7 +509,7 @@ def _made_anew(seen: Seen) -> Iterator[Reason]:
 
 
 def _not_open(seen: Seen) -> Iterator[Reason]:
-    """Tasks that do not run, by their states."""
+    """Yield a reason for each task that does not run, by its state."""
     codes: Mapping[str, HealthCode] = {
         "waiting": "waiting",
         "restoring": "restoring",
@@ -513,7 +526,7 @@ def _said(
     code: HealthCode,
     messages: Callable[[Seen], Iterable[str]],
 ) -> Callable[[Seen], Iterator[Reason]]:
-    """Return the check for what others have put in words."""
+    """Return a check that gives each of `messages(seen)` as a reason with this code."""
 
     def check(seen: Seen) -> Iterator[Reason]:
         for message in messages(seen):
@@ -541,4 +554,4 @@ CHECKS: tuple[Callable[[Seen], Iterator[Reason]], ...] = (
     _not_open,
     _said("not-shared", lambda seen: seen.not_shared),
 )
-"""In the order of their reasons."""
+"""The checks, in the order in which their reasons are listed."""

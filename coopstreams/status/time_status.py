@@ -1,5 +1,5 @@
-"""What the status says of a task's time: its clock, and who is waited for. Pure: from
-what the dispatcher has published.
+"""The time of a task in its status: its clock, and which partition it waits for. Pure:
+from values that the dispatcher has published.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.task_id import TaskId
 
 OwnerOf = Callable[[int, int, KeyGroups], str | None]
-"""Returns the instance that has the first of these key groups of a sub-topology's
-partition.
+"""Returns the instance that has the first of these key groups; its arguments are a
+sub-topology, a partition of it, and the key groups.
 """
 
 
@@ -28,9 +28,11 @@ def time_status(
     owner_of: OwnerOf,
     now: float,
 ) -> TimeStatus | None:
-    """Return the status of a task's time; None: it has no clock, and is not held back.
+    """Return the status of a task's time; None: the task has no clock and is not held
+    back.
 
-    `writer_of`: the sub-topology that writes to a timed topic.
+    `writer_of`: returns the sub-topology that writes to a timed topic. `owner_of`:
+    returns the instance that has key groups.
     """
 
     def awaited(

@@ -1,4 +1,4 @@
-"""Testing a topology without a broker."""
+"""Tools for testing a topology without a broker."""
 
 from coopstreams.testing.driver import TopologyTestDriver
 from coopstreams.testing.driver_views import (

@@ -1,13 +1,14 @@
-"""Finds rows that a function has changed in place, behind the store: a mistake that
-shows late in production.
+"""The check of the test driver that no function changes a row of a store in place. In
+production this mistake shows late.
 
-Stores hand out their rows as live objects, without a copy. A mapper, a joiner or a
-processor that changes such a row changes the state: perhaps only until the row is read
-from the database again. An aggregator may change its aggregate, because its result is
-then set. So while a record is processed, the bytes of each row are noted when it is
-first read, and whenever it is set; behind the record they must be the same.
+Stores return their rows as live objects, without a copy. A mapper, a joiner or a
+processor that changes a row changes the state, perhaps only until the row is read from
+the database again. An aggregator may change its aggregate, because its result is then
+put into the store. So while a record is processed, the bytes of each row are noted when
+the row is first read, and whenever it is set. After the record they must be the same.
 
-Turned down: the same in production, where each look-up would cost two serialisations.
+Turned down: the same check in production, where each look-up would cost two
+serialisations.
 """
 
 from __future__ import annotations
@@ -23,29 +24,33 @@ _SLOT: Any = Entry.__dict__["value"]
 
 
 class ChangedRows:
-    """Looks for rows of some stores that are changed in place."""
+    """The rows of watched stores that were read or set during the current record, with
+    their bytes.
+    """
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[TableStore, Entry, bytes]] = {}
 
     def watch(self, *stores: TableStore) -> None:
-        """Look at the rows of these stores from now on. Nothing may be bound to them
-        yet.
+        """Check the rows of these stores from now on. Call it before a program is bound
+        to them.
         """
         for store in stores:
             store.entries = _Entries(self, store)
 
     def begin(self) -> None:
-        """Look at the rows that are read or set from here to `check`."""
+        """Forget the noted rows; `check` covers the rows that are read or set from now
+        on.
+        """
         self._noted.clear()
 
     def check(self, when: Callable[[], str]) -> None:
-        """Check the rows that were read or set since `begin`. `when`: returns in words
-        when that was.
+        """Check the rows that were read or set since `begin`. `when`: returns the time
+        of the change in words.
 
         Raises:
             StateError: a row was changed in place. Have the function return a new
-            value, and a processor put it.
+                value, and a processor put it.
         """
         for store, entry, before in list(self._noted.values()):
             after = _written(store, _SLOT.__get__(entry))
@@ -69,8 +74,8 @@ class ChangedRows:
         *,
         again: bool,
     ) -> None:
-        """Note the bytes of a row. `again`: also if they were noted already, because it
-        is set.
+        """Note the bytes of a row. `again`: replace bytes that were noted earlier,
+        because the row was set.
         """
         if value.__class__ in UNCHANGEABLE:
             if again:
@@ -82,15 +87,15 @@ class ChangedRows:
 
 
 class _Entries(dict[bytes, Entry]):
-    """The entries of a store. Each tells when its value is read and set."""
+    """The entries of a store, which report each read and each change of their values."""
 
     def __init__(self, rows: ChangedRows, store: TableStore) -> None:
         super().__init__(store.entries)
         self._rows = rows
         self._store = store
         self._classes: dict[type[Entry], type[Entry]] = {}
-        """By the class of an entry, the one that tells: that of a telling one is
-        itself.
+        """By the class of an entry: its subclass that reports reads and changes. A
+        reporting class is its own value.
         """
 
     def __setitem__(self, key: bytes, entry: Entry) -> None:
@@ -122,8 +127,8 @@ class _Entries(dict[bytes, Entry]):
 
 
 def _written(store: TableStore, value: Any) -> bytes | None:
-    """Return the bytes of a value, None if it cannot be written: the next commit says
-    so.
+    """Return the bytes of a value; None: it is null, or its serde fails, which the next
+    commit reports.
     """
     try:
         return None if value is None else store.spec.value.encode(value)

@@ -1,12 +1,12 @@
-"""The short way of a record in the test driver: from `send` to its tasks, without the
-log and the queues between.
+"""The direct way of a record in the test driver: from `send` to its tasks, without the
+log and the task queues between.
 
-A record that is sent while nothing waits anywhere is the next one, whatever its
-timestamp is. So its tasks can process it at once. Log, reader and queues are told
-later, of many records together: when something else needs them.
+If no other record waits to be processed, a sent record is the next one, whatever its
+timestamp. So its tasks process it at once. The log, the reader and the queues are
+updated later, for many records together, when another part of the driver needs them.
 
-Invariant: behind `land` the log, the reader and the queues are as if each record had
-been written, fetched and taken.
+Invariant: after `land` the log, the reader and the queues are as if each record had
+been written, fetched and taken from its queue.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from coopstreams.topology.columns import Headers, TopicPartition
 
 @dataclass(slots=True)
 class DirectSource:
-    """A partition whose records may take the short way, and those that have taken it
-    since the last `land`.
+    """A partition whose records may go directly to its tasks, with the records that
+    have done so since the last `land`.
     """
 
     source: TopicPartition
@@ -40,7 +40,7 @@ class DirectSource:
     _headers: list[Headers | None] = field(default_factory=list)
 
     def begin(self, at: Position) -> None:
-        """Go on at the position of the reader."""
+        """Set the next offset and the stream time to the reader's position."""
         self.end = at.offset
         self.stream_time = at.stream_time
 
@@ -51,7 +51,8 @@ class DirectSource:
         timestamp: int,
         headers: Headers | None,
     ) -> None:
-        """Process a record: first its own task, then those that only learn the time.
+        """Process a record, first in the task that owns its key. Sibling tasks only
+        learn its stream time.
 
         Raises:
             Whatever the failure handler raises.
@@ -77,7 +78,9 @@ class DirectSource:
             self.tasks[batch.slot].process_now(batch)
 
     def land(self, writer: MemoryWriter, reader: MemoryReader) -> None:
-        """Write the records to the log; move the reader and the queues behind them."""
+        """Write the processed records to the log, and move the reader and the queues
+        past them.
+        """
         writer.append(
             self.source.topic,
             self._keys,

@@ -3,20 +3,23 @@ returns its results.
 
 The tasks (`Task`) and the routing by key range are those of production; log and
 database are in memory. The driver owns the clock. It gives each partition's next record
-to its tasks, and lets the tasks with the oldest record go on; a record that is the only
-one takes a shorter way, see `direct`. `send` returns when its record has passed through
-all repartition topics, so results come in the order in which they were forwarded.
+to its tasks, and first runs the tasks with the oldest record. A record that is the only
+one goes to its tasks directly, see `direct_source`. `send` returns when its record has
+passed through all repartition topics, so results come in the order in which they were
+forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
-        driver.input("lines").send(b"", "to be or not to be") assert
-        driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        driver.input("lines").send(b"", "to be or not to be")
+        counts = driver.output("word-counts").latest()
+        assert counts == {"to": 2, "be": 2, "or": 1, "not": 1}
         assert driver.store("counts").get("be") == 2
 
 Invariant: the same inputs give the same tables and, for each key, the same outputs for
 every number of ranges.
 Invariant: a row that a function changes in place raises `StateError`, see
-`changed_rows`. The clock stands at 0 until `advance` moves it; records without a
-timestamp get its time.
+`changed_rows`.
+Invariant: the clock stays at 0 until `advance` moves it. Records without a timestamp
+get its time.
 """
 
 from __future__ import annotations
@@ -109,15 +112,19 @@ _CACHE_BYTES = 1 << 40
 
 
 class TopologyTestDriver:
-    """Runs a topology in this thread, on a log and stores in memory.
+    """A topology that runs in this thread, on a log and stores in memory.
 
-    `ranges`: the number of key ranges, and so tasks, of each partition. `partitions`:
-    of each topic that is not internal, or by topic. `config`: settings by name, for
-    example the exception handlers. `caching`: hold table updates back until `commit`,
-    as the record cache does in production. `state_dir`: an empty folder for stores in
-    their production engines; without it, all stores are in memory. `calls_seed`: calls
-    of asynchronous operators stay under way until `settle`, and the seed chooses in
-    which order they end; without it, `send` waits for each.
+    `ranges`: the number of key ranges, and so tasks, of each partition.
+    `partitions`: the partition count of each topic that is not internal, or a count by
+    topic.
+    `config`: settings by name, for example the exception handlers.
+    `caching`: hold table updates back until `commit`, as the record cache does in
+    production.
+    `state_dir`: an empty folder for stores in their production engines; without it, all
+    stores are in memory.
+    `calls_seed`: keep calls of asynchronous operators under way until `settle`, and
+    have the seed choose the order in which they end; without it, `send` waits for each
+    call.
     """
 
     def __init__(
@@ -155,7 +162,7 @@ class TopologyTestDriver:
         self._unread: set[str] = set()
         """The topics whose partitions may have records that were not fetched."""
         self._read_topics: set[str] = set()
-        """The topics that tasks read. What is written to others is not appended to the
+        """The topics that tasks read. Records for other topics are not appended to the
         log.
         """
         self._order: list[Output] = []
@@ -164,15 +171,16 @@ class TopologyTestDriver:
         self._programs: dict[int, Program] = {}
         self._tasks: dict[TopicPartition, list[Task]] = {}
         self._at_hand: dict[TopicPartition, Position] = {}
-        """The position of a partition after the record that its tasks process next."""
+        """The position of each partition after the record that its tasks process next.
+        """
         self._direct: dict[TopicPartition, DirectSource] = {}
-        """The partitions whose records may take the short way."""
+        """The partitions whose records may go directly to their tasks."""
         self._ahead: dict[TopicPartition, DirectSource] = {}
-        """Those with records that have taken it, of which log, reader and queues do not
-        know yet.
+        """The partitions with records that went directly to their tasks, and are not
+        yet in the log.
         """
         self._more: set[TopicPartition] = set()
-        """The partitions at hand that had more records when theirs was fetched."""
+        """The partitions in `_at_hand` that may have more records to fetch."""
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {
@@ -199,8 +207,8 @@ class TopologyTestDriver:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        """Serialise the rows that were not committed, if the test has not failed: one
-        may not fit its serde. Close.
+        """Close the driver. If the test has not failed, first serialise the uncommitted
+        rows, so that a row that does not fit its serde raises.
         """
         try:
             for task in () if failed else self._all_tasks():
@@ -220,9 +228,10 @@ class TopologyTestDriver:
             each.close()
 
     def advance(self, time: Duration) -> None:
-        """Advance the driver's clock, and run the due punctuations, windows and calls.
+        """Advance the driver's clock, and run the punctuations, windows and calls that
+        become due.
 
-        Stream time moves with records, and in the silent partitions of sources with
+        Stream time moves with records, and in the idle partitions of sources with
         `idle_advance`.
         """
         self.now_ms += duration_ms(time, "advance: the time")
@@ -235,8 +244,8 @@ class TopologyTestDriver:
         self._work()
 
     def settle(self) -> None:
-        """Have the calls under way end, and those that begin meanwhile, one by one in
-        the order of `calls_seed`.
+        """End all calls under way, one by one in the order of `calls_seed`, including
+        calls that begin meanwhile.
         """
         while self._held is not None and (task := self._held.tell_one()) is not None:
             with self._collecting("when a call had ended"):
@@ -265,8 +274,8 @@ class TopologyTestDriver:
         key: AnySerde = None,
         value: AnySerde = None,
     ) -> InputTopic[Any, Any]:
-        """Return an input topic, with these serdes, or by default those with which the
-        topology reads it.
+        """Return an input topic. Its serdes are the given ones, or by default those
+        with which the topology reads it.
 
         A topic that a pattern of the topology matches is created by this call. Tasks
         that read it are opened anew, so calls under way end.
@@ -307,14 +316,14 @@ class TopologyTestDriver:
         key: AnySerde = None,
         value: AnySerde = None,
     ) -> OutputTopic[Any, Any]:
-        """Return an output topic, with these serdes, or by default those with which the
-        topology writes it.
+        """Return an output topic. Its serdes are the given ones, or by default those
+        with which the topology writes it.
 
         The default for dead letters is raw bytes.
 
         Raises:
             TopologyError: the topology does not write it, or writes it with several
-            serdes and none is given.
+                serdes and none is given.
         """
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
 
@@ -329,8 +338,8 @@ class TopologyTestDriver:
         which they were forwarded.
 
         Raises:
-            TopologyError: sinks with different serdes may have written one of the
-            topics; use `output` with serdes.
+            TopologyError: several sinks write one of the topics, with different serdes;
+                use `output` with serdes.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         topics = self._by_topic.keys() - internal
@@ -346,8 +355,8 @@ class TopologyTestDriver:
 
     @property
     def forwarded(self) -> int:
-        """The number of records in `outputs`; within a function of the topology, of
-        those written before that call.
+        """The number of records in `outputs`. A function of the topology sees the
+        number before its own call.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         before = sum(
@@ -358,11 +367,11 @@ class TopologyTestDriver:
         return before + sum(output.topic not in internal for output in self._order)
 
     def sink(self, name: str) -> OutputTopic[Any, Any]:
-        """Return the records that `to_sink(name=...)` has applied: in the driver, to a
-        list.
+        """Return the records that `to_sink(name=...)` has applied. In the driver a list
+        takes the place of the external sink.
 
         Raises:
-            TopologyError: there is no such sink.
+            TopologyError: there is no external sink of this name.
         """
         return self._sinks.view(one_of(name, self._sinks.names, "has no external sink"))
 
@@ -370,7 +379,7 @@ class TopologyTestDriver:
         """Return a view of a store's current rows, committed or not.
 
         Raises:
-            TopologyError: there is no such store.
+            TopologyError: there is no store of this name.
         """
         if name in self._globals:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
@@ -457,9 +466,7 @@ class TopologyTestDriver:
         self._work()
 
     def _direct_of(self, record: Forwarded) -> DirectSource | None:
-        """Return the partition of a record, if nothing waits anywhere and it may take
-        the short way.
-        """
+        """Return the partition of a record; None: the record must go through the log."""
         if record.headers and record.headers[0][0] == TIME_MARK:
             return None
         partition = record.partition
@@ -471,7 +478,7 @@ class TopologyTestDriver:
         return self._direct.get(TopicPartition(record.topic, partition))
 
     def _deliver(self, direct: DirectSource, record: Forwarded) -> None:
-        """Process a record by the short way, and what is written for it."""
+        """Process a record directly, then the records that are written for it."""
         source = direct.source
         if source not in self._ahead:
             direct.begin(self._reader.position(source))
@@ -492,8 +499,8 @@ class TopologyTestDriver:
             self._work()
 
     def _single(self) -> tuple[DirectSource, Forwarded] | None:
-        """Return the one record that a task has written, if it may take the short way,
-        too.
+        """Return the only record that a task has written, if it may go directly to its
+        tasks.
         """
         if len(self._order) != 1:
             return None
@@ -511,8 +518,8 @@ class TopologyTestDriver:
         return direct, record
 
     def _land(self) -> None:
-        """Have log, reader and queues know of the records that have taken the short
-        way.
+        """Bring the log, the reader and the queues up to date with the records that
+        went directly to their tasks.
         """
         ahead = self._ahead
         self._ahead = {}
@@ -520,8 +527,8 @@ class TopologyTestDriver:
             direct.land(self._writer, self._reader)
 
     def _may_be_direct(self, source: TopicPartition) -> bool:
-        """Whether records of a partition are processed as soon as they are the only
-        ones that wait.
+        """Whether records of a partition may go directly to their tasks when no other
+        record waits.
         """
         tasks = self._tasks[source]
         waits = self._config["max.task.idle.ms"] > 0 and len(tasks[0].sources) > 1
@@ -535,8 +542,8 @@ class TopologyTestDriver:
         )
 
     def _begin(self, *topics: str) -> None:
-        """Create these topics, besides those that the topology names, and the tasks
-        that read them.
+        """Create the given topics and those that the topology names, and open or reopen
+        the tasks that read them.
         """
         self._land()
         counts = self._create_topics(topics)
@@ -566,7 +573,7 @@ class TopologyTestDriver:
         }
 
     def _must_open(self, part: SubTopology, partitions: int) -> bool:
-        """Whether a sub-topology has other topics or partitions than its tasks."""
+        """Whether a sub-topology has other topics or partitions than its open tasks."""
         opened = self._parts.setdefault(part.id, [])
         if len(opened) != partitions:
             return True
@@ -575,7 +582,9 @@ class TopologyTestDriver:
         return tuple(source.topic for source in opened[0][0].sources) != part.topics
 
     def _append_unread(self) -> None:
-        """Append the records written earlier to topics that tasks read only now."""
+        """Append to the log the earlier records of topics that no task has read until
+        now.
+        """
         read_topics = {source.topic for source in self._tasks}
         for topic in read_topics - self._read_topics:
             for record in self._by_topic.get(topic, ()):
@@ -584,7 +593,9 @@ class TopologyTestDriver:
         self._unread |= read_topics
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
-        """Return the partition count of each sub-topology."""
+        """Create all topics that do not exist; return the partition count of each
+        sub-topology.
+        """
         named = [*self._built.sink_topics, *self._dead_letters, *more]
         self.topology = as_it_runs(
             self._built,
@@ -621,17 +632,20 @@ class TopologyTestDriver:
         return resolved.tasks
 
     def _count(self, topic: str) -> int:
-        """Return the partition count of a topic, existing or not."""
+        """Return the partition count of a topic, or the count that it gets when it is
+        created.
+        """
         given = self._given_partitions
         return self._partitions.get(topic) or (
             given.get(topic, 1) if isinstance(given, Mapping) else given
         )
 
     def _open(self, part: SubTopology, partitions: int) -> None:
-        """Open the tasks of a sub-topology, one for each key range of a partition, over
-        one database a partition.
+        """Open the tasks of a sub-topology: for each partition one database, and a task
+        for each key range.
 
-        Tasks that were open are closed.
+        Earlier tasks of the sub-topology are closed, and the new ones continue from
+        their positions.
         """
         before = self._parts[part.id]
         self._parts[part.id] = []
@@ -652,7 +666,9 @@ class TopologyTestDriver:
         partition: int,
         earlier: Task | None,
     ) -> list[Task]:
-        """Return the tasks of a partition; they go on where an earlier task stood."""
+        """Return new tasks of a partition, which continue from the positions of an
+        earlier task.
+        """
         positions = {
             TopicPartition(topic, partition): Position(0)
             for topic in part.topics
@@ -801,8 +817,8 @@ class TopologyTestDriver:
             self._fetch()
 
     def _fetch(self) -> None:
-        """Give the next record of each partition to its tasks; partitions in the order
-        in which they were written.
+        """Give the next record of each partition to its tasks. Partitions come in the
+        order in which they were written.
         """
         self._release()
         at_hand = self._at_hand
@@ -829,7 +845,7 @@ class TopologyTestDriver:
         self._fetched = len(self._forwarded)
 
     def _release(self) -> None:
-        """Let partitions whose record is processed read on."""
+        """Let partitions whose record is processed read their next one."""
         for source, at in [*self._at_hand.items()]:
             if self._silences.over(source, at, self._tasks[source]):
                 del self._at_hand[source]
@@ -899,8 +915,8 @@ class TopologyTestDriver:
 
     @contextmanager
     def _collecting(self, when: str) -> Iterator[None]:
-        """Append the records that a task has written then to the log, in the order in
-        which they were forwarded.
+        """Append the records that a task writes in the body to the log. `when`: the
+        time in words, for the error of a row changed in place.
         """
         self._changed_rows.begin()
         try:
@@ -928,8 +944,8 @@ class TopologyTestDriver:
                 output.clear()
 
     def _forward(self, records: Sequence[Forwarded]) -> None:
-        """Note records as outputs, and create their topics where a record has chosen
-        its topic.
+        """Note records as outputs, and create the topics that do not exist, because a
+        topic extractor chose them.
         """
         self._forwarded += records
         for record in records:
@@ -954,7 +970,7 @@ class TopologyTestDriver:
         )
 
     def _append(self, topic: str, *columns: Any, **more: Any) -> None:
-        """Append records to the log, behind those that have taken the short way."""
+        """Append records to the log, after those that went directly to their tasks."""
         self._land()
         self._unread.add(topic)
         self._writer.append(topic, *columns, **more)

@@ -1,4 +1,4 @@
-"""The test's view of a topology: input topics, output topics, stores."""
+"""A test's view of a topology: its input topics, output topics and stores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ Sent: TypeAlias = (
     | tuple[K | None, V | None, int | None]
     | tuple[K | None, V | None, int | None, Headers | None]
 )
-"""Key and value of a record to send, perhaps its timestamp, perhaps its headers."""
+"""A record to send: its key and value, optionally its timestamp, optionally its
+headers.
+"""
 
 MAX_START_MS = (1 << 63) - 2
 
@@ -71,7 +73,7 @@ class Row(Generic[K, V]):
 
 
 class Send(Protocol):
-    """Writes a record to a topic and processes it to its end."""
+    """A function that writes a record to a topic and processes it to its end."""
 
     def __call__(
         self,
@@ -83,7 +85,9 @@ class Send(Protocol):
         headers: Headers | None,
         at: int | None,
     ) -> None:
-        """`timestamp` None: the driver's clock. `at` None: the partition of the key."""
+        """Send one record. `timestamp` None: the driver's clock. `at`: the partition;
+        None: that of the key.
+        """
 
 
 class InputTopic(Generic[K, V]):
@@ -141,15 +145,14 @@ class InputTopic(Generic[K, V]):
         *,
         partition: int | None = None,
     ) -> None:
-        """Send records, in order, each processed to its end before the next is taken:
-        the result is that of `send`.
+        """Send records in order. Each is processed to its end before the next is taken.
 
-        Shape: each is a tuple of the first arguments of `send`, such as `(key, value)`
-        or `(key, value, timestamp)`, or a `Record`.
+        Shape: a record is a `Record`, or a tuple of the first arguments of `send`, such
+        as `(key, value)` or `(key, value, timestamp)`.
 
         Raises:
-            As `send`; the records behind the one that fails are not sent.
-            TopologyError: one of them is neither.
+            The errors of `send`. Records after the one that fails are not sent.
+            TopologyError: an element is neither a tuple of this form nor a `Record`.
         """
         for number, record in enumerate(records):
             if isinstance(record, tuple) and 2 <= len(record) <= 4:
@@ -173,7 +176,7 @@ class OutputTopic(Generic[K, V]):
     """A topic to read results from. Made by `TopologyTestDriver.output`."""
 
     def __init__(self, records: Callable[[int], list[OutputRecord[K, V]]]) -> None:
-        """`records` returns the records from a number on."""
+        """`records`: returns the records of the topic from a given index on."""
         self._records = records
         self._read = 0
 
@@ -188,11 +191,11 @@ class OutputTopic(Generic[K, V]):
         return records
 
     def latest(self) -> dict[K, V]:
-        """Return the latest value of each key, as a table; keys whose latest value is
+        """Return the latest value of each key, as a table. Keys whose latest value is
         null are left out.
 
         Raises:
-            TopologyError: a key has no hash, so that it cannot be in a dict.
+            TopologyError: a key is not hashable, so it cannot be in a dict.
         """
         table: dict[K, V] = {}
         for record in self.records():
@@ -220,20 +223,20 @@ class StoreView:
         partitions: list[list[tuple[KeyRange, TableStore]]],
         past: StoreView | None = None,
     ) -> None:
-        """`past`: the store of the versions before the latest, if the store keeps them."""
+        """`past`: the store with ended versions of the rows, for a versioned table."""
         self._spec = spec
         self._partitions = partitions
         self._past = past
 
     def get(self, key: Any) -> Any:
-        """Return the value of a key, None if there is none. The key of a window store
-        is `serdes.Windowed`.
+        """Return the value of a key; None: the key has none. The key of a window store
+        is a `serdes.Windowed`.
         """
         row = self.row(key)
         return None if row is None else row.value
 
     def row(self, key: Any) -> Row[Any, Any] | None:
-        """Return the row of a key with its timestamp, None if there is none."""
+        """Return the row of a key with its timestamp; None: the key has none."""
         data = self._spec.key.serialize(key.key if isinstance(key, Windowed) else key)
         entry = self._table(data).load(self._row_key.serialize(key))
         if self._spec.history_ms is not None:
@@ -245,10 +248,10 @@ class StoreView:
         return None if entry.value is None else _row(key, entry)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
-        """Return the version of a versioned table's row at a moment, None if there was
-        none.
+        """Return the version of a row of a versioned table that was valid at
+        `timestamp`; None: there was none.
 
-        Its timestamp is the one since which the version is valid.
+        The timestamp of the result is the time from which the version is valid.
         """
         assert self._past is not None, "only a table with history= keeps versions"
         data = self._spec.key.serialize(key)
@@ -372,8 +375,8 @@ class StoreView:
         *,
         reverse: bool,
     ) -> list[Row[Any, Any]]:
-        """Return the sessions of a key that end and start within these times, in the
-        order of their ends.
+        """Return the sessions of a key that end at `earliest_end` or later and start at
+        `latest_start` or earlier, by their ends.
         """
         found = [
             (row, entry)
@@ -410,8 +413,8 @@ def view_of(
     spec: StoreSpec,
     partitions: Sequence[Sequence[tuple[KeyRange, Mapping[str, TableStore]]]],
 ) -> StoreView:
-    """Return the view of a store. `partitions`: for each, the key ranges of its tasks
-    with their stores.
+    """Return the view of a store. `partitions`: for each partition, the key ranges of
+    its tasks with their stores.
     """
     tables = [
         [(key_range, stores[spec.name]) for key_range, stores in siblings]

@@ -1,7 +1,7 @@
-"""Checks that a user's engine fulfils `coopstreams.Engine`: random writes, compared
+"""A check that a user's engine fulfils `coopstreams.Engine`: random writes, compared
 with dictionaries.
 
-Invariant: it checks only what stores rely on.
+Invariant: only behaviour on which stores rely is checked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def check_engine(
     *,
     seed: int = 1,
 ) -> None:
-    """Check that an engine fulfils `Engine`. `folder`: an empty one for it.
+    """Check that an engine fulfils `Engine`. `folder`: an empty folder for the engine's
+    files.
 
     Raises:
         AssertionError: it does not; the message has the call, its result, and the
-        expected one.
+            expected result.
     """
     rng = Random(seed)
     engine = new_engine(folder)
@@ -93,7 +94,9 @@ def _within(
     start: bytes,
     end: bytes | None,
 ) -> list[bytes]:
-    """Return the keys from start to end, in their order."""
+    """Return the keys from `start` to `end`, ascending. Shape: half-open; `end` None:
+    no upper bound.
+    """
     return sorted(key for key in rows if start <= key and (end is None or key < end))
 
 

@@ -1,7 +1,8 @@
-"""Holds ended calls of a test driver, and reports them in an order chosen by a seed.
+"""Calls of asynchronous operators in a test driver: ended calls are held, and reported
+to their tasks in an order that a seed chooses.
 
-Invariant: the order depends only on the seed and the sent records: each choice waits
-until all calls under way have ended.
+Invariant: the order depends only on the seed and the sent records. The next call is
+chosen only when all calls under way have ended.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from coopstreams.tasks.task import Task
 
 
 class HeldCalls:
-    """The calls of all tasks of a driver. `watch` and `tell_one` belong to the driver's
-    thread.
+    """The calls of all tasks of a driver. Only the driver's thread uses `watch` and
+    `tell_one`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -41,8 +42,8 @@ class HeldCalls:
         self._tasks.append((task, task.calls, held))
 
     def tell_one(self) -> Task | None:
-        """Wait until all calls under way have ended, and report one of them; return its
-        task, None if there is none.
+        """Wait until all calls under way have ended, and report one of them to its
+        task; return the task, or None if no call is held.
         """
         self._tasks = [
             (task, calls, held) for task, calls, held in self._tasks if not task.closed
@@ -71,8 +72,8 @@ class HeldCalls:
 
 
 def _place(call: NodeCall) -> tuple[str, int, int, int]:
-    """Return the position of a call's record, and the index of the call among its
-    calls.
+    """Return what orders a call: partition and offset of its record, and its index
+    among the record's calls.
     """
     record = call.record
     assert record is not None

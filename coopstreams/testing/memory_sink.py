@@ -1,5 +1,5 @@
-"""`MemorySink`: an external sink in this process. Test drivers apply records to it
-instead of the real one.
+"""`MemorySink`: an external sink in memory, to which test drivers apply records instead
+of the real one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 @dataclass(slots=True)
 class _Row:
-    """A sink's records and position of a partition."""
+    """What a sink keeps of one partition: its position, the term of its last session,
+    and the refused offsets.
+    """
 
     topic_id: str
     position: int
@@ -26,18 +28,22 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class MemorySink:
-    """Records in the order in which they were applied, each with the number of its
-    partition.
+    """An external sink that appends applied records to a list.
+
+    `records`: (partition number, record), in the order in which they were applied.
     """
 
     records: list[tuple[int, SinkRecord]] = field(default_factory=list)
     _rows: dict[tuple[str, str, int], _Row] = field(default_factory=dict)
 
     def open(self, partition: SinkPartition, begin: int | None) -> MemorySession:
-        """Take over a partition.
+        """Return a new session with a partition, which ends all earlier ones.
+
+        `begin`: the position of a partition that was never opened.
 
         Raises:
-            ConfigError: it is not known, or from another topic.
+            ConfigError: the partition was never opened and `begin` is None, or it was
+                opened with another topic id.
         """
         name = partition.application, partition.sink, partition.number
         if begin is not None:
@@ -52,12 +58,12 @@ class MemorySink:
 
     def refuse(self, record: SinkRecord) -> None:
         """Raise an exception if this record cannot be applied. By default every record
-        can.
+        can be applied.
         """
 
 
 class MemorySession:
-    """A session of a `MemorySink`."""
+    """One owner's session with one partition of a `MemorySink`."""
 
     def __init__(
         self,
@@ -72,12 +78,12 @@ class MemorySession:
 
     @property
     def position(self) -> int:
-        """The offset below which everything is applied, or was refused."""
+        """The offset below which every record is applied or refused."""
         return self._row.position
 
     @property
     def refused(self) -> frozenset[int]:
-        """The offsets of records that were refused."""
+        """The offsets of refused records."""
         return self._row.refused
 
     def apply(
@@ -87,7 +93,10 @@ class MemorySession:
         on_refused: OnRefused,
         settled: int,
     ) -> None:
-        """Apply records, and the position behind them.
+        """Apply records, and move the partition's position to `position`.
+
+        `on_refused` is called with each record that cannot be applied; if it raises,
+        nothing is applied. `settled`: refused offsets below it are forgotten.
 
         Raises:
             FencedError: a later session has the partition.
@@ -109,11 +118,13 @@ class MemorySession:
         self._row.refused = frozenset(refused)
 
     def close(self) -> None:
-        """Do nothing: a session holds nothing."""
+        """Do nothing: a session has no resources."""
 
 
 class Sinks:
-    """The sinks of a test driver, by name, instead of those of its topology."""
+    """The memory sinks of a test driver, by name. They replace the external sinks of
+    its topology.
+    """
 
     def __init__(self, topology: Structure) -> None:
         self._application = topology.application_id
@@ -129,7 +140,7 @@ class Sinks:
         return list(self._sinks)
 
     def session(self, part: SubTopology, partition: int) -> MemorySession | None:
-        """Return a session for a task; None: it has no external sink."""
+        """Return a session for a task; None: its sub-topology has no external sink."""
         if (node := part.applies_to) is None:
             return None
         return self._sinks[node.name].open(

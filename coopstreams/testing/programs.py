@@ -1,4 +1,4 @@
-"""The programs of test drivers, compiled once for all drivers of a topology."""
+"""The compiled programs of test drivers, shared by all drivers of a topology."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from coopstreams.topology.operators.parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
 
 PROGRAMS = 64
-"""How many programs are kept: tests make a driver for each case, often of the same
-topology.
+"""How many compiled programs are cached: tests make a driver for each case, often of
+the same topology.
 """
 
 
 class Identity:
-    """A sub-topology of a topology, with the settings that its code depends on.
+    """The cache key of a compiled program: a sub-topology with the settings that its
+    code depends on.
 
-    It is equal to itself alone: its functions need not be hashable.
+    Sub-topologies are compared by identity, because their functions need not be
+    hashable.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class Identity:
 
 @lru_cache(PROGRAMS)
 def compiled(identity: Identity, parts: MakeParts | None) -> Program:
-    """Return the program of a sub-topology, compiled once for all drivers of a topology
-    on this data plane.
+    """Return the program of a sub-topology, compiled or from the cache. `parts`: of the
+    native data plane; None: pure Python.
     """
     return compile_subtopology(
         identity.topology,
@@ -71,9 +73,11 @@ def tables(
     *,
     caching: bool,
 ) -> dict[str, MakeTable]:
-    """Return the factories of stores whose rows are in native memory. They forward a
-    record's updates after all its other results. A driver returns results in Kafka
-    Streams' order, so it uses them only where there are no other results.
+    """Return the factories of the stores whose rows are in native memory, by store.
+
+    Such a store forwards a record's updates after the record's other results. A driver
+    returns results in Kafka Streams' order. So without `caching` native stores are used
+    only in sub-topologies with a single last node.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)

@@ -1,4 +1,6 @@
-"""The silent partitions of a test driver: time marks are written as its clock moves on."""
+"""The idle partitions of a test driver, for which time marks are written as the
+driver's clock advances.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from coopstreams.topology.columns import TopicPartition
 
 
 class Silences:
-    """The silences of the partitions whose sources have `idle_advance`. Units: `now_ms`
-    is the driver's clock.
+    """The silences of the partitions whose sources have `idle_advance`.
+
+    Units: `now_ms` is the driver's clock.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -22,21 +25,25 @@ class Silences:
         self._clocked: set[TopicPartition] = set()
         """The partitions of timed topics."""
         self._marked: set[TopicPartition] = set()
-        """The partitions of which a time mark was heard last, not a record."""
+        """The partitions whose last fetch brought a time mark and no record."""
 
     def listen(self, source: TopicPartition, idle_ms: int | None) -> bool:
-        """Listen to a partition; return whether its source has `idle_advance`."""
+        """Follow the silence of a partition; return whether its source has
+        `idle_advance`.
+        """
         if idle_ms is not None:
             self._of.setdefault(source, Silence(idle_ms))
         return idle_ms is not None
 
     def expect_marks(self, source: TopicPartition) -> None:
-        """Listen to a partition of a timed topic, to which tasks write marks."""
+        """Note that a partition belongs to a timed topic, to which tasks write time
+        marks.
+        """
         self._clocked.add(source)
 
     def heard(self, batch: RecordBatch, now_ms: int) -> bool:
-        """Note the result of a fetch; return whether it had no record, and the
-        partition has marks.
+        """Note the result of a fetch; return whether the partition has time marks and
+        the fetch brought no record.
         """
         silence = self._of.get(batch.partition)
         if silence is not None:
@@ -55,8 +62,11 @@ class Silences:
         at: Position,
         tasks: Sequence[Task],
     ) -> bool:
-        """Return whether a partition's record has been begun, or its time mark has been
-        passed by all of its tasks.
+        """Return whether the tasks of a partition are finished with its current record
+        or time mark.
+
+        A record is finished when no task has it in its queue. A time mark is finished
+        when all tasks have passed the position `at`.
         """
         if source in self._marked:
             return all(

@@ -32,11 +32,11 @@ def read_with(
     key: Serde[Any] | None,
     value: Serde[Any] | None,
 ) -> Serdes:
-    """Return these serdes; for None, that of the source or global table that reads the
-    topic.
+    """Return the given serdes of a source topic. Where one is None, return that of the
+    source or global table that reads the topic.
 
     Raises:
-        TopologyError: the topology does not read it.
+        TopologyError: the topology does not read the topic.
     """
     one_of(topic, topology.source_topics, "reads no topic")
     kept = [
@@ -60,14 +60,15 @@ def written_with(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
 ) -> Serdes:
-    """Return these serdes; for None, that of the sinks that name the topic, else of the
-    sinks with a topic extractor.
+    """Return the given serdes of an output topic. Where one is None, return that of the
+    sinks that write the topic.
 
-    Dead letters are raw bytes.
+    Sinks that name the topic come before sinks with a topic extractor. Dead letters are
+    raw bytes.
 
     Raises:
-        TopologyError: the topology does not write it, or writes it with several serdes
-        and none is given.
+        TopologyError: the topology does not write the topic, or its sinks have
+            different serdes and none is given.
     """
     sinks = _sinks(topology, topic, dead_letters)
     keys = [key] if key else [sink.key for sink in sinks]
@@ -80,7 +81,9 @@ def _sinks(
     topic: str,
     dead_letters: Sequence[str],
 ) -> Sequence[Sink | DynamicSink]:
-    """Return the sinks that name a topic, else those with a topic extractor."""
+    """Return the sinks that name a topic; if there are none, the sinks with a topic
+    extractor.
+    """
     named = [node for node in topology.nodes if isinstance(node, Sink)]
     dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]
     if not dynamic:
@@ -97,7 +100,7 @@ def decoded(
     key: Serde[Any],
     value: Serde[Any],
 ) -> OutputRecord[Any, Any]:
-    """Return a record with key and value as objects."""
+    """Return a written record with its key and value deserialised."""
     return OutputRecord(
         record.topic,
         None if record.key is None else key.deserialize(record.key),
@@ -113,10 +116,11 @@ def one_of(
     known: Sequence[str],
     lacks: str,
 ) -> str:
-    """Return the name, if it is known.
+    """Return the name, if it is among the known ones. `lacks`: the middle of the error
+    message, such as "has no store".
 
     Raises:
-        TopologyError: it is not known; the message suggests the nearest.
+        TopologyError: it is not; the message suggests the nearest known name.
     """
     if name in known:
         return name

@@ -1,5 +1,5 @@
-"""Outputs that record the order of writes across topics; a program itself keeps it only
-within each topic.
+"""The order of written records over several outputs. A compiled program has one
+`Output` for each topic, which keeps only the order within the topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def ordered(topic: str, order: list[Output]) -> Output:
-    """Return the output of a topic that adds itself to `order` for each record that is
+    """Return an output for a topic that appends itself to `order` for each record
     written to it.
     """
     output = Output(topic)
@@ -44,7 +44,9 @@ class Forwarded(NamedTuple):
 
 
 def in_order(order: Sequence[Output]) -> Sequence[Forwarded]:
-    """Return the records of all outputs in the order in which they were written."""
+    """Return the records of all outputs in the order in which they were written.
+    `order`: the output of each record.
+    """
     if not order:
         return ()
     rows = {output: _rows(output) for output in dict.fromkeys(order)}
@@ -70,8 +72,9 @@ def as_written(
     found: Mapping[TopicPartition, T],
     topics: Sequence[str],
 ) -> dict[TopicPartition, T]:
-    """Return entries in the order in which their topics were first written. Those that
-    were not written come first.
+    """Return the entries of `found`, sorted by the place of their topic in `topics`.
+
+    Entries of topics that are not in `topics` come first.
     """
     if len(found) < 2:
         return dict(found)
@@ -86,11 +89,11 @@ def by_turn(
     at_hand: Mapping[TopicPartition, Position],
     tasks: Mapping[TopicPartition, Sequence[Task]],
 ) -> list[TopicPartition]:
-    """Return the sources of records in the order in which they are taken: by time, with
-    equal times as they stand.
+    """Return the partitions in the order in which the driver processes their next
+    records: by time, and at equal times as in `at_hand`.
 
-    Of the sources of one task, its first one goes before the others with its time, as
-    in the task's own queues: they see only the records of their key range.
+    Source partitions of one task that have the same time follow the order of the task's
+    sources, as in the task's own queues.
     """
     if len(at_hand) < 2:
         return list(at_hand)
@@ -107,7 +110,7 @@ def by_turn(
 
 
 class _OrderedKeys(list[bytes | None]):
-    """A key column that calls `tell` whenever a record is written."""
+    """A key column that calls `tell` for each record that is appended."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()

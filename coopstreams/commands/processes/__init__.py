@@ -1,1 +1,1 @@
-"""The supervisor of worker processes, and the reports of a worker to it."""
+"""The supervisor of worker processes, and what a worker reports to it."""

@@ -8,16 +8,17 @@ without I/O.
                     it has run before                                       restarted
     any other       an error                                                restarted
 
-The first restart is at once, the next ones after 1, 2, 4, ... 60 s; after ten minutes
+The first restart is at once, the next ones after 1, 2, 4, ... 60 s. After ten minutes
 without an end the count begins again. A worker that ends more than `most` times in a
 row ends the run: a record that cannot be processed would otherwise kill one worker
 after the other for ever. A worker that is refused at a restart (its port is taken, the
-file of a secret is being replaced, the program is already the next version) kills none:
-while others go on, it may be refused any number of times.
+file of a secret is being replaced, the program is already the next version) does not
+harm the others. While others run, it may be refused any number of times.
 
 Invariant: the ends of one worker do not count for the others, except STOPPED and the
-WRONG of a first start. Turned down: one count for all workers (a machine that stands
-still for a moment may kill all of them at once).
+WRONG of a first start.
+Turned down: one count for all workers (a machine that pauses for a moment may kill all
+of them at once).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from coopstreams.topology.errors import (
 FAILED = 1
 WRONG = 2
 """Exit status: settings, program or topics do not fit each other, or a topic does not
-exist. Typer uses the same for a wrong command line.
+exist. Typer uses the same status for a wrong command line.
 """
 STOPPED = 3
 """Exit status: an instance has stopped the whole application."""
@@ -50,7 +51,7 @@ FORGOTTEN_AFTER_S = 600.0
 
 
 def exit_status(error: CoopStreamsError) -> int:
-    """Return the exit status of an error."""
+    """Return the exit status of a process that this error ends."""
     if isinstance(error, ApplicationStoppedError):
         return STOPPED
     return (
@@ -62,7 +63,9 @@ def exit_status(error: CoopStreamsError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Restart the worker after this many seconds. `said` is a sentence for the log."""
+    """The decision to restart the worker after `rest_s` seconds. `said`: a sentence for
+    the log.
+    """
 
     rest_s: float
     said: str
@@ -70,7 +73,9 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """End all workers, and the run with this status. `said` is a sentence for the log."""
+    """The decision to end all workers, and the run with this status. `said`: a sentence
+    for the log.
+    """
 
     status: int
     said: str
@@ -80,7 +85,7 @@ Verdict: TypeAlias = Again | Over
 
 
 class Restarts:
-    """The ends of one worker."""
+    """The history of one worker's ends, and the decision after each."""
 
     def __init__(self, worker: int, most: int) -> None:
         self._worker = worker
@@ -91,7 +96,7 @@ class Restarts:
 
     @property
     def refused(self) -> bool:
-        """Whether its last end was WRONG."""
+        """Whether the worker's last end was WRONG."""
         return self._last_status == WRONG
 
     def ended(
@@ -103,12 +108,13 @@ class Restarts:
         ran: bool,
         others: bool,
     ) -> Verdict:
-        """Note an end; return the decision.
+        """Note an end of the worker; return the decision.
 
-        `status`: as in `Popen.returncode`. `why`: the worker's reason, if any. `ran`:
-        the process had its tasks open.
-        `others`: another worker runs, or is about to be restarted after an end that was
-        not WRONG.
+        `status`: as in `Popen.returncode`.
+        `why`: the worker's reason, if any.
+        `ran`: whether the process had its tasks open.
+        `others`: whether another worker runs, or is about to be restarted after an end
+        that was not WRONG.
         """
         rest_s = self._back_off.died(now)
         self._last_status = status
@@ -130,7 +136,9 @@ class Restarts:
         return self._again(rest_s, told, spared=spared)
 
     def _too_often(self, status: int, told: str) -> Over:
-        """Return the end of the run with the status of a shell: 128 and the signal."""
+        """Return the end of the run, with the exit status of a shell: 128 plus the
+        signal, if one killed the worker.
+        """
         row = self._back_off.in_a_row
         times = f"; it has ended {row} times in a row" if row > 1 else ""
         return Over(

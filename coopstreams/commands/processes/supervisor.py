@@ -1,18 +1,17 @@
 """Supervises several processes of one application, each a group member, because a
 Python process computes on one core.
 
-A worker that ends by a signal, by an error or because another process asked it to, is
-restarted after a back-off, and the others continue its tasks meanwhile. `restarts.py`
-decides on the back-off, and when all end instead.
+A worker is restarted after a back-off if it ends by a signal, by an error, or because
+another process asked it to. The others continue its tasks meanwhile. `restarts.py`
+decides on the back-off, and whether all workers end instead.
 
-The supervisor passes a worker's environment the supervisor's process id, the number of
-restarts, the reason of the last end, and the file descriptor of a pipe. To it the
-worker writes `RAN` when it has its tasks open for the first time, and a sentence when
-it ends.
+A worker gets these by environment variables: the supervisor's process id, the number of
+restarts, the reason of its last end, and the file descriptor of a pipe. To the pipe it
+writes `RAN` when it has its tasks open for the first time, and a sentence when it ends.
 
-Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in
-time is killed, and the log says so. No child of a worker outlives it: a forked one
-keeps the lock of the state folder.
+Invariant: no worker outlives its supervisor's `run`. A worker that does not drain in
+time is killed, and the log says so. No child of a worker outlives the worker, because a
+forked one keeps the lock of the state folder.
 """
 
 from __future__ import annotations
@@ -58,18 +57,19 @@ LAST_END = "_COOPSTREAMS_LAST_END"
 
 LOOK_EVERY_S = 0.1
 MOST_WORDS = 2000
-"""The most characters of that reason, to fit into a pipe's buffer and into a log line.
+"""The most characters of the reason of an end, to fit into a pipe's buffer and into a
+log line.
 """
 
 Spawn: TypeAlias = Callable[
     [int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"
 ]
-"""Starts a worker, in a session of its own, given its number, its command line, its
-environment and the file descriptors that it inherits.
+"""Starts a worker in a session of its own. Its arguments are the worker's number, its
+command line, its environment, and the file descriptors that it inherits.
 """
 Rests: TypeAlias = Callable[[int, float, str], None]
-"""Called when a worker waits for its restart: its number, the seconds, and how it
-ended.
+"""Called when a worker waits for its restart. Its arguments are the worker's number,
+the seconds until the restart, and how the worker ended.
 """
 
 
@@ -79,10 +79,10 @@ def spawn(
     environment: Mapping[str, str],
     descriptors: Sequence[int],
 ) -> subprocess.Popen[bytes]:
-    """Start a worker whose output goes where the supervisor's goes.
+    """Start a worker whose output goes to the supervisor's output.
 
-    It gets a session of its own: Ctrl-C reaches only the supervisor, which drains the
-    workers.
+    It gets a session of its own, so that Ctrl-C reaches only the supervisor, which
+    drains the workers.
     """
     return subprocess.Popen(
         list(command),
@@ -97,17 +97,17 @@ class _Worker:
     number: int
     ends: Restarts
     process: subprocess.Popen[bytes] | None = None
-    """The running process; None: it is about to be started."""
+    """The running process; None: it is not started yet, or waits for its restart."""
     words: int = -1
-    """The supervisor's end of the pipe for `RAN` and the reason of its end."""
+    """The supervisor's end of the pipe for `RAN` and the reason of the worker's end."""
     starts: int = 0
     last_end: str = ""
     start_at: float = -math.inf
 
 
 class Supervisor:
-    """Runs `command(number)` for each worker's number until `stop`, or until `restarts`
-    ends the run.
+    """The workers of one run. Each worker runs `command(number)` until `stop` is
+    called, or until `restarts` ends the run.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Supervisor:
         ]
 
     def run(self) -> int:
-        """Start the workers; return the exit status: 0 after `stop`, else that of the
+        """Run the workers; return the exit status: 0 after `stop`, else that of the
         worker that ended the run.
         """
         try:
@@ -148,13 +148,15 @@ class Supervisor:
             self._end_all()
 
     def stop(self) -> bool:
-        """Ask for the end; return that there is something to drain. Thread-safe."""
+        """Ask for the end of the run; return True: there are workers to drain.
+        Thread-safe.
+        """
         self._stopping = True
         return True
 
     def _look_after(self, worker: _Worker) -> Over | None:
-        """Start a worker that is due, or note one that has ended; return the reason to
-        end the run, if there is one.
+        """Start a worker that is due, or note the end of one. Return the decision to
+        end the run, if it is made.
         """
         if worker.process is None:
             return self._start(worker) if time.monotonic() >= worker.start_at else None
@@ -251,8 +253,8 @@ class Supervisor:
 
 
 def _goes_on(worker: _Worker) -> bool:
-    """Return whether a worker runs, or is to be restarted after an end that says
-    nothing against it.
+    """Return whether a worker runs, or is about to be restarted after an end that was
+    not WRONG.
     """
     if worker.process is None:
         return not worker.ends.refused
@@ -260,17 +262,17 @@ def _goes_on(worker: _Worker) -> bool:
 
 
 def _end_children(ended: subprocess.Popen[bytes]) -> None:
-    """Kill the processes that an ended worker has left behind in its session."""
+    """Kill the processes that an ended worker has left in its session."""
     with suppress(ProcessLookupError, PermissionError):  # there are none
         os.killpg(ended.pid, signal.SIGKILL)
 
 
 def _read(words: int) -> str:
-    """Return what an ended worker wrote, and close the pipe.
+    """Return what an ended worker wrote to its pipe, and close the pipe.
 
-    A child process that it left behind may still keep the other end open. The reason
-    becomes an environment variable, and these have no zero characters; an error that
-    quotes a record may have some.
+    A child process of the worker may still keep the other end open. Zero characters are
+    replaced, because the reason becomes an environment variable, which must not have
+    any. An error that quotes a record may have some.
     """
     said = b""
     with suppress(BlockingIOError):

@@ -1,8 +1,8 @@
-"""The worker's side of a supervisor: its restarts, that it runs, the reason of its end,
-and its end if the supervisor dies.
+"""The worker's side of supervision: it reads its restarts, reports that it runs and why
+it ends, and ends if its supervisor dies.
 
-All of it comes from the environment (`supervisor.py`); an unsupervised process finds
-nothing there.
+Everything comes from environment variables (`supervisor.py`). In an unsupervised
+process they are not set, and these functions do nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOOK_EVERY_S = 1.0
 
 
 def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
-    """Return the fields of a restarted worker for `/v1/status`: `restarts` and
-    `last_end`; of other processes, none.
+    """Return the fields `restarts` and `last_end` for `/v1/status`; empty: this process
+    is not a restarted worker.
     """
     restarts = int(environment.get(RESTARTS, "0"))
     return (
@@ -43,8 +43,8 @@ def end_with_supervisor(
     environment: Mapping[str, str],
     stop: Callable[[], None],
 ) -> bool:
-    """Call `stop` when the supervisor dies, since nothing else would end this process;
-    return whether there is one.
+    """Have `stop` called when the supervisor dies, because nothing else would end this
+    process. Return whether there is a supervisor.
     """
     supervisor = environment.get(SUPERVISOR)
     if supervisor is None:
@@ -59,8 +59,8 @@ def end_with_supervisor(
 
 
 def say_running(environment: Mapping[str, str]) -> StateListener:
-    """Return a listener that tells the supervisor, if there is one, when the instance
-    runs for the first time.
+    """Return a state listener that reports to the supervisor, if there is one, when the
+    instance runs for the first time.
     """
     told = threading.Event()
 
@@ -73,7 +73,7 @@ def say_running(environment: Mapping[str, str]) -> StateListener:
 
 
 def say_why(error: BaseException, environment: Mapping[str, str]) -> None:
-    """Send the reason why this process ends to its supervisor, if there is one."""
+    """Report to the supervisor, if there is one, why this process ends."""
     _tell(
         f"{type(error).__name__}: {error}"[:MOST_WORDS].encode(errors="replace"),
         environment,

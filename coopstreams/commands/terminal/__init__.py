@@ -1,1 +1,1 @@
-"""Terminal output while a command runs: tables of processes, bars of tasks."""
+"""Terminal output of commands: tables of processes, bars of tasks."""

@@ -2,9 +2,9 @@
 
     0_0  A▆▆▆▆▆▆▆▆▆B▃▃▃▃▃▃▃▃▃C▁▁▁▁▁▁▁▁▁    1,204 /s   ≤12
 
-A range has the letter and colour of its owner; its height is its records per second for
-its width. `░` is a task that does not run yet, `·` a part of the hash space that no
-process has.
+A range has the letter and the colour of its owner. Its height is its records per second
+relative to its width. `░` is a task that does not run yet, `·` a part of the hash space
+that no process has.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from coopstreams.topology.keys import GROUPS, MAX_HASH
 
 WIDTH = 40
 MOST_PARTITIONS = 12
-"""The most bars of a sub-topology; the partitions with the largest lag come first if
-there are more.
+"""The most bars of a sub-topology. If it has more partitions, those with the largest
+lag are shown.
 """
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 COLOURS = (
@@ -35,22 +35,24 @@ COLOURS = (
     "bright_blue",
     "bright_green",
 )
-"""The colours of owners."""
+"""The colours of owners, by number."""
 
 
 Owned: TypeAlias = tuple[Text, Sequence[Mapping[str, Any]]]
-"""The letter of an instance and its tasks."""
+"""The letter of an instance, and its tasks."""
 
 
 class Letters:
-    """Gives each instance a letter, and keeps it while the instance is there."""
+    """The letters by which instances are shown. An instance keeps its letter as long as
+    it exists.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def meet(self, instances: Iterable[str]) -> None:
-        """Give letters to new instances; those of instances that have gone are free
-        again.
+        """Give letters to new instances. Letters of instances that are not in
+        `instances` become free.
         """
         known = sorted(instances)
         self._numbers = {
@@ -98,12 +100,12 @@ class _Partition:
 
     @property
     def rate(self) -> float:
-        """Records per second of all ranges."""
+        """Records per second of all key ranges."""
         return sum(task.get("rate") or 0.0 for task in self.tasks)
 
     @property
     def most_lag(self) -> int:
-        """The lag of the range that is furthest behind."""
+        """The lag of the key range that is furthest behind."""
         return max((task.get("lag") or 0 for task in self.tasks), default=0)
 
 
@@ -113,10 +115,10 @@ def range_bars(
     ascii_only: bool = False,
     gap: str = "red",
 ) -> Table:
-    """Return a bar for each partition, from the letters of instances and their tasks as
-    `/v1/status` reports them.
+    """Return a table with a bar for each partition, from the letters of instances and
+    their tasks in `/v1/status`.
 
-    `gap` is the style of ranges without an owner.
+    `gap`: the style of ranges without an owner.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("partition", no_wrap=True)
@@ -146,13 +148,13 @@ def range_bars(
 
 
 def number_of(rate: float) -> str:
-    """Return a rate; small ones with a decimal."""
+    """Return a rate as text; below 10 with a decimal."""
     return f"{rate:.1f}" if 0 < rate < 10 else number(rate)
 
 
 def _lag(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lag of a partition: siblings count each other's records, so the most
-    that one counts is a bound.
+    """Return the lag of a partition as text: the largest lag of its tasks. The tasks'
+    lags include each other's records, so it is an upper bound.
     """
     return lag(sorted(tasks, key=lambda task: task.get("lag") or 0)[-1:])
 
@@ -171,8 +173,8 @@ def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
 
 
 def _span(key_range: str) -> tuple[float, float]:
-    """Return the part of the hash space of a printed key range, which may be printed in
-    key groups.
+    """Return a printed key range as a part of the hash space, from 0.0 to 1.0,
+    half-open. It may be printed in key groups or in hashes.
     """
     first, last = map(int, key_range.split(".."))
     whole = GROUPS if last < GROUPS else MAX_HASH + 1

@@ -1,4 +1,4 @@
-"""Formats figures of tasks for people, and the console that shows them."""
+"""Figures of tasks as text for people, and the console that shows them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 TIME_STANDS_S = 5.0
-"""For how long time stands before it is shown: commits are far more frequent."""
+"""How long a clock stays the same before this is shown. Commits, which advance it, are
+far more frequent.
+"""
 PIPE_WIDTH = 200
-"""The columns of tables in a pipe or a file, where rich would fold them at 80."""
+"""The width of tables in a pipe or a file, in characters. By itself, rich would fold
+them at 80.
+"""
 
 
 def plain_console() -> Console:
-    """Return a console of standard output on which texts of users stay as they are.
+    """Return a console of standard output that prints texts of users unchanged.
 
     Keys, values and errors may have what rich takes for its markup, `[b]`, or for the
-    name of a picture, `:key:`. Without a terminal it is wide, unless `COLUMNS` says how
-    wide.
+    name of a picture, `:key:`. Without a terminal the console is wide, unless `COLUMNS`
+    sets its width.
     """
     console = Console(markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -35,8 +39,8 @@ def plain_console() -> Console:
 
 
 def new_table(*columns: str, **options: Any) -> Table:
-    """Return an empty table whose only line is the one below its head, with columns of
-    text that may be folded.
+    """Return an empty table with one line, below its head. `columns`: columns of text
+    that may be folded.
 
     `options`: those of `rich.table.Table`.
     """
@@ -47,12 +51,12 @@ def new_table(*columns: str, **options: Any) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Return a number with separators; `-` for None."""
+    """Return a number with separators as text; `-` for None."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def total(figures: Iterable[float | None]) -> float | None:
-    """Return the sum; None if one is unknown, or if there are none."""
+    """Return the sum; None: a figure is unknown, or there are none."""
     known = list(figures)
     return (
         None
@@ -62,22 +66,22 @@ def total(figures: Iterable[float | None]) -> float | None:
 
 
 def written(task: Mapping[str, Any]) -> int | None:
-    """Return the number of records that a task has written, without changelogs; None
-    before it runs.
+    """Return the number of records that a task has written, without changelogs; None:
+    it does not run yet.
     """
     return sum(task["written"].values()) if "written" in task else None
 
 
 def dropped(task: Mapping[str, Any]) -> int | None:
-    """Return the number of records that a task has dropped; None before it runs."""
+    """Return the number of records that a task has dropped; None: it does not run yet."""
     return (
         sum(each["records"] for each in task["dropped"]) if "dropped" in task else None
     )
 
 
 def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the combined lag of tasks; with `≤` if they share partitions, whose lag
-    includes other key ranges.
+    """Return the total lag of tasks as text. `≤` marks tasks that share partitions,
+    because their lag includes records of other key ranges.
     """
     known = list(tasks)
     value = total(task.get("lag") for task in known)
@@ -91,10 +95,10 @@ def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
 def reasons_of(
     instances: Iterable[Mapping[str, Any]],
 ) -> list[tuple[list[str], str, str]]:
-    """Return each reason of these instances once: the ids of those that have it, its
-    code and its message, which may quote a record.
+    """Return each reason of these instances once: the ids of the instances that have
+    it, its code, and its message, which may quote a record.
 
-    `not-shared` comes last: the same holds for all instances, and nothing is stuck.
+    `not-shared` comes last, because it holds for all instances, and nothing is stuck.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for instance in instances:
@@ -110,10 +114,10 @@ def reasons_of(
 
 
 def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return for whom the time of sub-topologies waits, the longest first: one line
-    for all tasks that wait for the same partition.
+    """Return which partitions the times of sub-topologies wait for, the longest wait
+    first: one line for all tasks that wait for the same partition.
 
-    Short waits are left out: a clock goes on with each commit of the writers.
+    Short waits are left out, because a clock advances with each commit of the writers.
     """
     longest: dict[tuple[int, int, int], dict[str, Any]] = {}
     for task in tasks:
@@ -133,15 +137,15 @@ def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the largest delay of stream time behind the clock; negative if stream time
-    is ahead.
+    """Return how far stream time is behind the wall clock, as text: the largest
+    distance of these tasks. It is negative if stream time is ahead.
     """
     spans = [span for task in tasks if (span := task.get("behind_ms")) is not None]
     return duration(max(spans)) if spans else "-"
 
 
 def duration(ms: int) -> str:
-    """Return a time span in the largest unit of which there are at least two."""
+    """Return a time span as text, in the largest unit of which it has at least two."""
     sign = "-" if ms < 0 else ""
     size = abs(ms)
     for unit, name in _UNITS:

@@ -1,4 +1,4 @@
-"""The table of an application's processes, for people. Pure."""
+"""The table of the worker processes of a supervisor, for people. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from coopstreams.commands.terminal.figures import (
 )
 
 MOST_TASKS = 6
-"""The number of a process's tasks that are shown one by one; the others are only
-counted.
+"""The most tasks of a process that are shown one by one. The others are only counted.
 """
 
 MOST_SAID = 160
-"""The most characters shown of the reason why a process ended; the log line above the
-table has it in full.
+"""The most characters shown of the reason why a process ended. The log line above the
+table has the whole reason.
 """
 
 _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "yellow"}
@@ -35,23 +34,23 @@ _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """The state of a worker.
+    """A worker process, as its supervisor's table shows it.
 
-    `word` is the state that its supervisor sets: `starting`, `draining`, `ended`;
-    empty: the worker's own report has it.
+    `word`: the state that the supervisor sets: `starting`, `draining`, `ended`; empty:
+    the state is in the worker's report.
     """
 
     number: int
     pid: int
     word: str = "starting"
     report: Mapping[str, Any] | None = None
-    """Its last report about itself: one instance of `/v1/status`."""
+    """The worker's last report about itself: one instance of `/v1/status`."""
     restarts: int = 0
     """How often the worker was restarted."""
     last_end: str = ""
-    """How the worker ended, while it waits for its restart."""
+    """How the worker ended, while it waits for its restart; empty: it does not wait."""
     again_at: float = 0.0
-    """The time of the worker's restart, while it waits for one."""
+    """The time of the worker's next restart, while it waits for one."""
 
 
 def processes_table(
@@ -59,10 +58,10 @@ def processes_table(
     processes: Iterable[WorkerProcess],
     now: float,
 ) -> Table:
-    """Return a row for each process and one for all: state, tasks with key ranges,
-    records/s, lag.
+    """Return a table with a row for each process and one for the sums: state, tasks
+    with key ranges, records/s, lag.
 
-    `now` is on the clock of `again_at`.
+    `now`: on the clock of `again_at`.
     """
     table = new_table(
         title=application,
@@ -100,8 +99,8 @@ def processes_table(
 
 
 def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Table:
-    """Return a bar for each partition, with the key ranges of these processes by their
-    numbers.
+    """Return a table with a bar for each partition, which shows the key ranges of these
+    processes by process number.
     """
     owned = [
         (
@@ -114,7 +113,7 @@ def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Tab
 
 
 def figures_of(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the sums of tasks: records/s, written, dropped, lag, behind."""
+    """Return the sums over tasks as text: records/s, written, dropped, lag, behind."""
     sums = [
         total(task.get("rate") for task in tasks),
         total(map(written, tasks)),
@@ -124,7 +123,7 @@ def figures_of(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def tasks_of(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
-    """Return the tasks of a process; none once it has ended."""
+    """Return the tasks of a process; empty: it has ended, or has not reported yet."""
     return (
         ()
         if process.report is None or process.word == "ended" or process.last_end
@@ -133,8 +132,8 @@ def tasks_of(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
 
 
 def _state(process: WorkerProcess, now: float) -> Text:
-    """Return the state in a word, the reason if it is not healthy, and the number of
-    restarts.
+    """Return the state of a process in words, with the reason if it is not healthy, and
+    the number of restarts.
     """
     if process.last_end and process.word != "draining":
         return Text(

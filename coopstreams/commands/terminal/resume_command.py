@@ -1,5 +1,5 @@
-"""How to resume an unfinished run of `coopstreams backfill` or `coopstreams rebuild
---from source`.
+"""The command that resumes an unfinished run of `coopstreams backfill` or `coopstreams
+rebuild --from source`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def resume_command(
     config: Path | None,
     pairs: Sequence[str] | None,
 ) -> str:
-    """Return the command that resumes a run, with the settings of this one; of `--set`
-    the names only: secrets.
+    """Return the command that resumes a run, with the settings of the present one.
+    Values of `--set` are left out, because they may be secrets.
 
     `work`: the folder of runs; None: the default of the command.
     """
@@ -50,7 +50,7 @@ def resume_command(
 
 @contextmanager
 def saying(again: str) -> Iterator[None]:
-    """Print how to resume a run that is interrupted, by Ctrl-C or an error."""
+    """Print how to resume the run if Ctrl-C or an error interrupts the body."""
     try:
         yield
     except BaseException:

@@ -1,12 +1,13 @@
 """The terminal of `coopstreams run --processes N`: a table of the processes and the
-bars of their key ranges, redrawn in place below their log lines.
+bars of their key ranges, redrawn in place below the log lines of the processes.
 
 A worker has two pipes to the supervisor: one has its output, line by line; the other a
 status report every second.
 
 Invariant: no output of a worker is lost: `__exit__` returns after the last line of
-each. Turned down: asking the workers over HTTP (they may serve no queries), and letting
-them write to the terminal (their lines would break the table).
+each.
+Turned down: asking the workers over HTTP (they may serve no queries), and letting them
+write to the terminal (their lines would break the table).
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ REPORTS = "_COOPSTREAMS_REPORTS"
 """Environment variable of a worker: the file descriptor for its reports."""
 REPORT_EVERY_S = 1.0
 LAST_LINES_S = 5.0
-"""The longest wait for the last lines of an ended worker: a child that it left behind
+"""The longest wait for the last lines of an ended worker. A child process of the worker
 may keep the pipe open.
 """
 
 
 class Screen:
-    """Starts workers and shows them, as a context manager."""
+    """The table of workers on the terminal, as a context manager. It starts the
+    workers.
+    """
 
     def __init__(self, console: Console, application: str) -> None:
         self._console = console
@@ -68,8 +71,10 @@ class Screen:
         environment: Mapping[str, str],
         descriptors: Sequence[int],
     ) -> subprocess.Popen[bytes]:
-        """Start a worker in a session of its own: Ctrl-C reaches only the supervisor,
-        which drains the workers.
+        """Start a worker, and return its process.
+
+        It gets a session of its own, so that Ctrl-C reaches only the supervisor, which
+        drains the workers.
         """
         reports, descriptor = os.pipe()
         try:
@@ -181,8 +186,8 @@ class _Above(logging.Handler):
 
 
 def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
-    """In a worker: report its status once a second, if the supervisor shows it. Returns
-    at once.
+    """Report the status of a worker once a second, if its supervisor shows it. Called
+    in the worker; returns at once.
     """
     descriptor = environment.get(REPORTS)
     if descriptor is not None:

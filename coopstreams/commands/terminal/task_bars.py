@@ -1,11 +1,11 @@
-"""The progress of a backfill's tasks: bars on a terminal; anywhere else a line for each
+"""The progress of a backfill's tasks: bars on a terminal, elsewhere a line for each
 finished task.
 
     sub-topology 0      ━━━━━━━━╸━━━━━━━━  3 of 8 tasks
     reading orders-1    ━━━━━━━━━━━━━━━━━  1,200 records
     task 0_1[85..170]   ━━━━━╸━━━━━━━━━━━    310 records
 
-Invariant: a finished task is counted and its bar removed; so there are as many bars as
+Invariant: a finished task is counted and its bar removed, so there are as many bars as
 tasks that Spark runs at a time.
 """
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class TaskBars:
-    """Shows the progress of stages, as a context manager; `show` is for `on_progress`
-    of a backfill.
+    """The bars of a backfill's stages and tasks, as a context manager. `show` is for
+    `on_progress` of a backfill.
     """
 
     def __init__(self, console: Console) -> None:
@@ -64,7 +64,7 @@ class TaskBars:
             self._bars.stop()
 
     def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
-        """Show the progress of a stage. One call at a time, on whichever thread."""
+        """Show the progress of a stage. Any thread may call it, but only one at a time."""
         done = sum(each.done for each in progress if each.kind == "task")
         if not self._console.is_terminal:
             for each in progress:
@@ -111,10 +111,10 @@ class TaskBars:
 
 
 def label(each: TaskProgress) -> str:
-    """Return the label of a bar."""
+    """Return the label of a task's bar."""
     return f"task {each.name}" if each.kind == "task" else f"reading {each.name}"
 
 
 def say_stage(stage: Stage) -> None:
-    """Print the stage that begins, as the `on_stage` of a backfill."""
+    """Print the stage that begins. It is for `on_stage` of a backfill."""
     typer.echo(f"{stage.name}: {len(stage.running)} tasks")
