@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def application(self) -> str:
-        """The application id, which is also the group."""
+        """The application id, which is also the name of the consumer group."""
         return str(self.config["application.id"])
 
     @property

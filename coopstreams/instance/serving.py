@@ -126,11 +126,11 @@ class Serving:
 
     @property
     def topology(self) -> Structure:
-        """The program that runs."""
+        """The topology that runs."""
         return self._components.plan.topology
 
     def stores(self) -> Mapping[str, StoreInfo]:
-        """Return every store of the topology."""
+        """Return what queries need to know of each store of the topology, by name."""
         topics = self._components.plan.topics
         misplaced = self._components.misplaced.topics
         known, then, stores = self._stores
@@ -145,7 +145,7 @@ class Serving:
         return stores
 
     def placement(self) -> Placement:
-        """Return the owners of all tasks by the last assignment."""
+        """Return the instances and their tasks by the last assignment."""
         if self._forked:
             return replace(self._placement[1], waits=self._forked)
         assigned = self._instance.standing.assigned
@@ -321,7 +321,7 @@ class Serving:
         return "paused" if self._instance.paused else "running"
 
     def busy(self) -> bool:
-        """Return whether records wait to be processed, or to be fetched."""
+        """Return whether records wait to be processed or fetched."""
         return self._instance.busy
 
     def pause(self, paused: bool) -> None:

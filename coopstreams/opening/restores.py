@@ -98,7 +98,7 @@ class _Wanted(NamedTuple):
     stops: Mapping[KeyRange, int]
     """The end of each range that ends before the target."""
     stream_time: int | None
-    """The stream time at which the task begins, if it is known."""
+    """The stream time at which the task begins; None: it is not known."""
 
 
 @dataclass(slots=True)

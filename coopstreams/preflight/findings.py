@@ -21,7 +21,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[F]):
-    """One row of a table of checks."""
+    """A check, as one row of a table."""
 
     protects_from: str
     """What would go wrong without the check, for the documentation."""

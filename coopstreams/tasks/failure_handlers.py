@@ -69,8 +69,8 @@ _LIBRARIES = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     }
 )
-"""Folders of code that is not the user's: coopstreams (its rooms may be links), Python,
-installed packages.
+"""The folders of code that is not the user's: coopstreams (its rooms may be links),
+Python, installed packages.
 """
 UNAVAILABLE_PAUSE_S = 1.0
 """How long a task pauses while the schema registry does not answer."""

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
-"""Limit of the values' bytes."""
+"""The most bytes of values that wait."""
 SPARE_BYTES = 1 << 20
 """How many more bytes than after the last shortening may be held until `PendingCalls`
 shortens its steps again.
@@ -172,7 +172,7 @@ class SourceInFlight:
     operator_times: Callable[[], OperatorTimes]
     """Returns the operator times that the program has reached."""
     partition_times: Sequence[int]
-    """Which of the operator times are the partition's stream time."""
+    """The indexes of the operator times that are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
     """The records that wait for their calls or for earlier records, by offset, in
     order.
@@ -230,7 +230,7 @@ class SourceInFlight:
 
 
 def bytes_of(columns: Columns) -> int:
-    """Return about how many bytes a step with these records takes."""
+    """Return the approximate memory of a step with these records, in bytes."""
     return ROW_BYTES * (1 + len(columns)) + sum(map(len, filter(None, columns.values)))
 
 

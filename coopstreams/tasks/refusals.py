@@ -307,7 +307,7 @@ def payload_bytes(
     value: bytes | None,
     headers: Headers | None,
 ) -> int:
-    """Return the bytes of key, value and headers."""
+    """Return the total size of key, value and headers, in bytes."""
     return (
         len(key or b"")
         + len(value or b"")

@@ -4,12 +4,12 @@ result from it.
     a record with a sampled `traceparent`  ->  span "process TOPIC"  ->  the records written for it carry the span's
                                                   span "call NODE", for each call of an asynchronous operator
 
-So a reader of a repartition topic or a sink continues the trace. Headers carry it, also
-those of a row in the record cache, which are the headers of its last update. Records
-that the passing of time emits (a closed window, a suppression, a punctuation) have no
-headers and no trace.
+So a reader of a repartition topic or a sink continues the trace. Headers carry the
+trace; a row in the record cache has the headers of its last update. Records that the
+passing of time emits (a closed window, a suppression, a punctuation) have no headers
+and no trace.
 
-Invariant: a task without spans does nothing for them. With them, the headers of each
+Invariant: a task without spans does nothing for them. With spans, the headers of each
 record are read, if any record of its batch has headers.
 Invariant: a traced record is processed as a batch of its own, so that its span has its
 time. Results do not depend on how records are cut into batches. Turned down: a span for

@@ -63,7 +63,7 @@ from coopstreams.topology.errors import (
 log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0
-"""How often a resting thread updates `moved_at`."""
+"""How often a thread that waits for its start updates `moved_at`."""
 PUBLISHED_S = 0.1
 """The shortest time between two publications of the tasks' figures."""
 PUBLISHING_PART = 0.05

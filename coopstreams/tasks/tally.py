@@ -38,7 +38,7 @@ Time: TypeAlias = Annotated[
     int, Meta(ge=0, description="Milliseconds since the epoch.")
 ]
 Drop = tuple[str, str]
-"""Node and reason."""
+"""A node, and the reason why it dropped a record."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):

@@ -169,7 +169,7 @@ class TaskSettings:
     the program needs only the order of each key.
     """
     max_idle_ms: int = 0
-    """`max.task.idle.ms`."""
+    """The setting `max.task.idle.ms`."""
     exactly_once: bool = True
     """Whether the state is exactly that of the committed positions; otherwise it may
     include the effects of later records.
@@ -182,20 +182,20 @@ def _unmeasured(_: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """What a task uses of its process."""
+    """The functions and values of a process that its tasks use."""
 
     partitions: Callable[[str], int]
     """Returns the partition count of a topic to which the task writes."""
     global_tables: Mapping[str, TableStore] = field(default_factory=dict)
     output: Callable[[str], Output] = Output
-    """Makes the output to a topic."""
+    """Returns a new output to a topic."""
     host: Host = SYSTEM
     latency: Callable[[float], None] = _unmeasured
     """Called with the age of a batch's first record. Units: seconds."""
     spans: RecordSpans | None = None
     """The spans of the task's records; None: nothing is traced."""
     placing: Placing | None = None
-    """Looks for records that are in a wrong partition."""
+    """Checks whether records are in the wrong partition; None: they are not checked."""
 
 
 class Task:
@@ -303,7 +303,7 @@ class Task:
         outputs.
         """
         self.figures = TaskFigures.of(self)
-        """What other threads read of the task; `publish` replaces it as a whole."""
+        """The figures that other threads read. `publish` replaces them as a whole."""
 
     def publish(self) -> None:
         """Replace `figures`, which other threads read."""
@@ -387,7 +387,7 @@ class Task:
         return batch
 
     def add(self, batch: RecordBatch) -> None:
-        """Take in a batch of the reader."""
+        """Queue a batch of records that the reader has fetched."""
         if batch.partition in self._reached_later:
             batch = self._with_times_ahead(batch)
         self.program.foresee(batch.partition.topic, batch.advances)

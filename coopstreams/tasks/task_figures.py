@@ -182,7 +182,7 @@ class TaskPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def at(cls, task: TaskId) -> TaskPlace:
-        """Return the place of a task."""
+        """Return the name of a task and its parts, without its state."""
         return TaskPlace(**_place(task))
 
 
@@ -264,9 +264,9 @@ class CallFigures:
     oldest_at: float | None = None
     """Since when the first record has waited; None: none waits."""
     pauses: str = ""
-    """Why calls are not begun, in words; empty: they are."""
+    """Why calls are not begun, in words; empty if they are begun."""
     within_limits: bool = False
-    """Whether a call is under way that ends, or is made again, within its time-out."""
+    """Whether a call is being made that ends, or is made again, within its time-out."""
 
     @classmethod
     def of(cls, calls: PendingCalls) -> CallFigures:
@@ -317,7 +317,7 @@ class TaskFigures:
     stream_times: Mapping[TopicPartition, int] = field(default_factory=dict)
     segments: tuple[tuple[Segment, ...], ...] = ()
     calls: CallFigures | None = None
-    """None: no operator is asynchronous."""
+    """The figures of the task's calls; None: no operator is asynchronous."""
 
     @classmethod
     def of(cls, task: Working) -> TaskFigures:

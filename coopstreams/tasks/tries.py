@@ -53,7 +53,7 @@ class TriedLaterError(LogError):
         self.pause_s = pause_s
 
     def held(self, now: float) -> Held:
-        """Return the pause of the task. `now`: as `Host.now`."""
+        """Return until when the task may not be opened. `now`: as `Host.now`."""
         return Held(self.task, now + self.pause_s, str(self))
 
 
