@@ -60,6 +60,7 @@ from coopstreams.tasks.failure_handlers import (
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.misplaced_topics import Misplaced, Placing
 from coopstreams.tasks.outlasting import Outlasting
+from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import reset_of_topic
@@ -71,7 +72,6 @@ from coopstreams.tasks.task import (
     TaskServices,
     TaskSettings,
 )
-from coopstreams.tasks.tries import Tries
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.outlasting import OutlastingError
+from coopstreams.tasks.record_retries import Held
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.tasks.tries import Held
 from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 

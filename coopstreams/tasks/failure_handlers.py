@@ -7,7 +7,7 @@ later.
 Invariant: no failure is silent. It stops the instance; or it is counted and logged; or
 it becomes a record in the dead-letter topic, written in the same transaction as the
 results around it; or its task is given up until the record is processed again
-(`tries`). Of similar failures the first are logged one by one, the rest as a count
+(`record_retries`). Of similar failures the first are logged one by one, the rest as a count
 (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
@@ -31,8 +31,8 @@ from typing import Literal, NoReturn, TypeAlias
 from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
+from coopstreams.tasks.record_retries import Attempts, TriedLaterError
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import (

@@ -48,8 +48,8 @@ from coopstreams.tasks.events import (
 )
 from coopstreams.tasks.failure_handlers import paused_without_registry
 from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
+from coopstreams.tasks.record_retries import TriedLaterError
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.tries import TriedLaterError
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     AccessDeniedError,

@@ -35,12 +35,12 @@ from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
 from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.outlasting import Outlasting
+from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
-from coopstreams.tasks.tries import Tries
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

@@ -11,8 +11,8 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.tasks.events import Aborted
 from coopstreams.tasks.failure_handlers import FailureHandler
+from coopstreams.tasks.record_retries import TriedLaterError, Tries
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import TopicPartition
