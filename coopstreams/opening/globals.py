@@ -25,7 +25,7 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.tasks.events import Failed
 from coopstreams.tasks.failure_handlers import Count, FailureHandler
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
 from coopstreams.topology.failures import Failure

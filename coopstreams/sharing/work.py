@@ -32,7 +32,7 @@ from coopstreams.sharing.delivery import Delivery, DeliveryCall, columns_of
 from coopstreams.tasks.failure_handlers import Answer, FailureHandler
 from coopstreams.tasks.record_retries import TriedLaterError
 from coopstreams.tasks.refusals import Refusals
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.tally import Counts, Tallies, Tally
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices

@@ -8,7 +8,7 @@ Invariant: no failure is silent. It stops the instance; or it is counted and log
 it becomes a record in the dead-letter topic, written in the same transaction as the
 results around it; or its task is given up until the record is processed again
 (`record_retries`). Of similar failures the first are logged one by one, the rest as a count
-(`repeats`).
+(`repeated_warnings`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -32,7 +32,7 @@ from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.record_retries import Attempts, TriedLaterError
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import (

@@ -55,7 +55,7 @@ from coopstreams.tasks.failure_handlers import (
     dead_letter_topics,
     may_drop,
 )
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import (

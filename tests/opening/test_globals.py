@@ -15,7 +15,7 @@ from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.globals import Globals
 from coopstreams.tasks.failure_handlers import Answer, Count
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, ProcessingError

@@ -37,7 +37,7 @@ from coopstreams.preflight.schema_checks import (
 from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.record_retries import TriedLaterError, Tries
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compatibility.schema import Schema

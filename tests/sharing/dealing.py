@@ -26,7 +26,7 @@ from coopstreams.sharing.share_thread import ShareThread, ShareTimes
 from coopstreams.sharing.work import SharedWork, ShareServices
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.refusals import Refusals
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

@@ -37,7 +37,7 @@ from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings

@@ -20,7 +20,7 @@ from coopstreams.tasks.failure_handlers import (
     describe_failure,
     place_of,
 )
-from coopstreams.tasks.repeats import FIRST, Sayings
+from coopstreams.tasks.repeated_warnings import FIRST, Sayings
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Headers, TopicPartition

@@ -12,7 +12,7 @@ from coopstreams.common.config import Config
 from coopstreams.tasks.events import Aborted
 from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.record_retries import TriedLaterError, Tries
-from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import TopicPartition

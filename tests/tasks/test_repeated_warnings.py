@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.tasks.repeats import EVERY_S, FIRST, Repeats
+from coopstreams.tasks.repeated_warnings import EVERY_S, FIRST, Repeats
 
 
 def counted(lines: list[str]) -> int:
