@@ -206,7 +206,7 @@ class Progress:
         """
         self.tells_times = False
         """Whether each commit is an individual one, because other members ask for the
-        times in it (`promises`).
+        times in it (`promised_times`).
         """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""

@@ -1,5 +1,5 @@
 """The times of the source partitions in front of timed topics, as the group's commits
-tell them, and whether a partition is really silent: see `promises`.
+tell them, and whether a partition is really silent: see `promised_times`.
 
 A reader that gets nothing may be cut off from the broker, or its thread may have stood
 still, while others write to the partition and go on. So before a task promises, the
@@ -24,7 +24,7 @@ from coopstreams.commit.view import Winner
 from coopstreams.common.host import Host
 from coopstreams.log.clocks import Awaited
 from coopstreams.log.log import NO_STREAM_TIME, Log
-from coopstreams.tasks.promises import Advances
+from coopstreams.tasks.promised_times import Advances
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.time_waits import HeldBack, held_back
 from coopstreams.topology.columns import TopicPartition

@@ -357,7 +357,7 @@ class Task:
         """Return the operator times of the parts of the range that were committed
         further than the lowest position, by their offsets.
 
-        These times may come from a promise (`promises`), which the records do not have.
+        These times may come from a promise (`promised_times`), which the records do not have.
         """
         lowest = self.progress.lowest(source).position
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coopstreams.tasks.mark_schedule import REPEAT_S, MarkSchedule
-from coopstreams.tasks.promises import Advance, Advances, promised
+from coopstreams.tasks.promised_times import Advance, Advances, promised
 
 IDLE_S = 5.0
 
