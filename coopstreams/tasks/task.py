@@ -32,7 +32,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.heat import Heat
+from coopstreams.tasks.hot_key_groups import Heat
 from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls

@@ -26,7 +26,7 @@ from msgspec import Meta
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.log.log import NO_STREAM_TIME
-from coopstreams.tasks.heat import Heat
+from coopstreams.tasks.hot_key_groups import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.tally import Counting, Counts
 from coopstreams.topology.columns import TopicPartition

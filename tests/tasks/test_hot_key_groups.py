@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.tasks.heat import EVERY, HALF_LIFE_S, MOST, Heat
+from coopstreams.tasks.hot_key_groups import EVERY, HALF_LIFE_S, MOST, Heat
 from coopstreams.topology.keys import GROUPS, key_group, key_hash
 
 COLD = [b"key-%d" % number for number in range(5000)]
