@@ -21,7 +21,7 @@ from coopstreams.common.host import System
 from coopstreams.log import time_marks
 from coopstreams.status import reasons
 from coopstreams.status.reasons import Health, Seen, health
-from coopstreams.tasks import repeats
+from coopstreams.tasks import repeated_warnings
 from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
@@ -458,7 +458,7 @@ def test_records_that_fail_together_are_released_and_logged_together(
     assert group.releases == 1
     assert (
         sum("processed again" in record.message for record in caplog.records)
-        == repeats.FIRST
+        == repeated_warnings.FIRST
     )
 
 
