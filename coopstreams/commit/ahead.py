@@ -1,13 +1,13 @@
-"""What the commit topic has above the committed tail, decided or not: whose records an
-open transaction keeps back.
+"""The records of the commit topic above the committed tail, decided or not: they show
+whether an open transaction hides any of this group.
 
 A reader of committed records stops at the first open transaction of its partition,
-whichever group has written it. A second reader, of all records, looks from there up to
-the barrier. Where it finds no record of this group, also none that cannot be decoded,
-the barrier is passed although the tail is below it.
+whichever group has written it. A second reader, of all records, reads from that tail up
+to the barrier. If it finds no record of this group, readable or not, the barrier is
+passed although the tail is below it.
 
-Invariant: `clear` of a tail has been read without a gap from this tail on.
-Why that is safe: docs/internals/positions.md, "Another group's open transaction".
+Invariant: what `look` returns has been read without a gap from the tail on. Why that is
+safe: docs/internals/positions.md, "Another group's open transaction".
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from coopstreams.topology.errors import LogError
 
 _BATCH = 2000
 NAMED = 3
-"""How many writers a message names."""
+"""The most writers that a message names."""
 
 
 class Writer(NamedTuple):
-    """A writer of commit records: its group and its transactional id; empty: the record
-    does not say it.
+    """A writer of commit records: its group and its transactional id. Each is empty if
+    the record does not have it.
     """
 
     group: str
@@ -49,8 +49,8 @@ class Writer(NamedTuple):
 
 
 class Ahead:
-    """The records of the group's partition above the committed tail. One thread;
-    `writers` is thread-safe.
+    """A reader of the group's partition above the committed tail. Belongs to one
+    thread; `writers` is thread-safe.
     """
 
     def __init__(
@@ -67,12 +67,13 @@ class Ahead:
         self._own: deque[int] = deque()
         """The offsets of this group's records, ascending."""
         self._writers: deque[tuple[int, Writer]] = deque()
-        """The writers of records, with the offset of the last one in a row of theirs,
-        ascending.
+        """The writers of records, ascending by offset. Of consecutive records by one
+        writer only the last offset is kept.
         """
 
     def look(self, tail: int, barrier: int) -> int:
-        """Read on, without a wait, from the tail to the barrier.
+        """Read from the tail to the barrier, as far as records are there, without
+        waiting.
 
         Return the offset up to which there is no record of this group from the tail on.
 
@@ -102,7 +103,7 @@ class Ahead:
         return self._own[0] if self._own else self._at
 
     def end(self) -> None:
-        """Stop reading, and forget what was read. Idempotent."""
+        """Stop reading, and drop what was read. Idempotent."""
         if self._reader is not None:
             self._reader.close()
         self._reader = None
@@ -111,10 +112,10 @@ class Ahead:
 
     @property
     def writers(self) -> list[Writer]:
-        """The writers of the records above the tail in the order of their records, each
-        once.
+        """The writers of the records above the tail, each once, in the order of their
+        records.
 
-        The first one has the open transaction: the tail is where that begins.
+        The first writer has the open transaction, because the tail is where it begins.
         """
         # `copy` is one step, in which the thread that looks cannot change the deque.
         return list(dict.fromkeys(writer for _, writer in self._writers.copy()))
@@ -134,7 +135,7 @@ class Ahead:
 
 
 def _writer(key: bytes | None, value: bytes | None) -> Writer:
-    """Return the writer of a record, as far as it says it."""
+    """Return the writer of a record, as far as the record names it."""
     group = group_of(key) if key is not None else ""
     if not group or key is None or value is None:
         return Writer(group, "")

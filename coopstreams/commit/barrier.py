@@ -6,8 +6,8 @@ generation. The group coordinator has fenced all earlier owners by then, so none
 commits anything above it. Open transactions of members that have left would hold the
 barrier until their time-out, so this module ends them at once.
 
-Those of other groups in the partition are not ours to end; they hold the barrier only
-where commits of this group are behind them (`ahead`).
+Transactions of other groups in the partition cannot be ended here. They hold the
+barrier only if commits of this group lie behind them (`ahead`).
 
 Invariant: no commit of an earlier owner is missed: it lies below the barrier, or
 brokers refuse its fence.
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.3
 """How long a task waits at the barrier before open transactions of members that have
-left are listed again.
+left are listed once more.
 """
 
 
 END_MS = 3000
-"""Time limit for ending one transaction (10 to 20 ms as a rule): the opener thread
-calls, and it opens tasks as well.
+"""The time limit for ending one transaction (10 to 20 ms as a rule). It is short
+because the opener thread, which also opens tasks, makes the call.
 """
 
 
@@ -49,13 +49,13 @@ requests to each broker.
 
 
 AHEAD_S = 1.0
-"""How long a task waits before the reason is looked for: a transaction of another group
-may keep the tail back.
+"""How long a task waits before the records above the tail are read: a transaction of
+another group may keep the tail back.
 """
 
 
 class Group(Protocol):
-    """The membership, as far as `Barrier` needs it: `membership.GroupMember`."""
+    """The part of the membership that `Barrier` needs: `membership.GroupMember`."""
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """See `GroupMember.sure`."""
@@ -75,22 +75,22 @@ class Group(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """A task, or a key range of a consumer, that waits for the barrier and then for its
-    positions.
+    """A task, or a key range of a consumer, that is being opened: it waits for the
+    barrier and then for its positions.
     """
 
     id: TaskId
     epoch: int
     """The epoch of the membership under which the task opens."""
     barrier: int | None = None
-    """The offset of the barrier; None: it must be taken, for the first time or again.
-    """
+    """The offset of the barrier; None: it has to be taken."""
     doubted_at: float | None = None
     """The time (`Host.now`) since which its plain offsets have named unknown commits;
-    None: they name none.
+    None: they name no unknown commit.
     """
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    """The plain offsets fetched behind the barrier that no open transaction can change.
+    """The plain offsets that were fetched behind the barrier, and that no open
+    transaction can change.
     """
 
 
@@ -110,7 +110,8 @@ class Barrier:
         settle: Callable[[Callable[[str], bool]], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`member` None: the living members are unknown, so no transaction is ended.
+        """Make the barrier of a member; `member` None: the living members are unknown,
+        so no transaction is ended.
 
         `ours`: whether a transactional id belongs to a member, present or past, of this
         group. `settle`: ends the hanging transactions whose ids pass the given
@@ -127,13 +128,13 @@ class Barrier:
         """The epoch of the last assignment."""
         self._hunt_at: float | None = None
         self._held_since: float | None = None
-        """Since when a barrier has not been passed; None: none is waited for."""
+        """The time since which a barrier has not been passed; None: no task waits."""
         self.generation = -1
         """The generation of the last assignment."""
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn the members of a new generation; `hunt` then ends the transactions of
-        all other members.
+        """Set the members of a new generation; `hunt` then ends the transactions of all
+        other members.
         """
         self._living = assigned.cluster.transactional_ids
         self.generation = assigned.generation
@@ -141,8 +142,8 @@ class Barrier:
         self._hunt_at = self._host.now()
 
     def passed(self, waiting: Sequence[T]) -> list[T]:
-        """Return the openings whose barrier is passed; take the barrier for those that
-        have none yet.
+        """Return the openings whose barrier is passed; take the barrier for openings
+        without one.
         """
         if any(one.barrier is None for one in waiting):
             end = self._follower.barrier()
@@ -157,7 +158,7 @@ class Barrier:
         ]
 
     def _look_ahead(self, held: Sequence[int]) -> None:
-        """Look beyond an open transaction that has held these barriers for a while."""
+        """Read above the tail once these barriers have been held for `AHEAD_S`."""
         now = self._host.now()
         if not held:
             self._held_since = None
@@ -169,12 +170,12 @@ class Barrier:
 
     @property
     def hunting(self) -> bool:
-        """Whether transactions of members that have left are still to be ended."""
+        """Whether transactions of members that have left still have to be ended."""
         return self._hunt_at is not None and bool(self._living)
 
     def hunt_later(self) -> None:
         """Schedule another search for transactions of members that have left, because a
-        task still waits.
+        task still waits at the barrier.
         """
         if self._hunt_at is None:
             self._hunt_at = self._host.now() + PATIENCE_S
@@ -182,11 +183,11 @@ class Barrier:
             self._settle_at = self._host.now() + HANGING_S
 
     def hunt(self) -> None:
-        """End open transactions of members that have left, if it is time and the list
-        of members is certainly current.
+        """End open transactions of members that have left, if a search is due and the
+        list of members is certainly current.
 
-        The membership is checked again before each ending: a generation may have begun
-        during the listing or the ending before.
+        The membership is checked again before each transaction is ended: a new
+        generation may have begun since the last check.
         """
         if (
             self._member is None

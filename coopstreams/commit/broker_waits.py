@@ -1,5 +1,5 @@
-"""What a stream thread waits for while it commits, and what the brokers' last answer
-was. Other threads read it.
+"""The answers that a stream thread waits for while it commits, and the brokers' last
+answer. Other threads read them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from coopstreams.common.host import Host
 from coopstreams.topology.errors import FencedError, LogError
 
 ANSWER_PART = 4
-"""In time-outs of a transaction: a client asks for what is open, flushes or sends,
-commits, and awaits its markers.
+"""The number of transaction time-outs that one commit may take: a client ends an open
+transaction, flushes or sends, commits, and awaits its markers.
 """
 
 
 class Wait(NamedTuple):
-    """The answer for which a thread waits, in words, and since when; of the brokers, or
-    of an external sink.
+    """An answer for which a thread waits, in words, and the time since when.
+
+    `of_brokers` False: an external sink has to answer.
     """
 
     what: str
@@ -28,27 +29,28 @@ class Wait(NamedTuple):
 
 
 class Asking:
-    """The waits of one committer, whose thread writes. Reads are thread-safe: `waiting`
-    and `trouble` are replaced as a whole. Units: seconds, and times of `Host.now`.
+    """The waits of one committer, whose thread writes them. Reads are thread-safe:
+    `waiting` and `trouble` are replaced as a whole. Units: seconds, and times of
+    `Host.now`.
     """
 
     def __init__(self, timeout_s: float, host: Host) -> None:
-        """`timeout_s`: of a transaction."""
+        """Make the record of a committer's waits. `timeout_s`: the time-out of a
+        transaction.
+        """
         self._host = host
         self.waiting: Wait | None = None
         self.trouble: tuple[str, float] | None = None
-        """Why the brokers failed the last commit, and when they last did; None: they
-        took it.
-        """
+        """Why the brokers failed the last commit, and when; None: they accepted it."""
         self.answer_s = ANSWER_PART * timeout_s
-        """How long the client may wait for the answers to one commit before it gives
-        up. Later it hangs.
+        """How long the client may wait for all answers to one commit before it gives
+        up. A longer wait means that it hangs.
         """
 
     @property
     def asked_at(self) -> float | None:
-        """Since when the thread waits for the brokers; None: it does not, or waits for
-        a sink.
+        """The time since which the thread waits for the brokers; None: it waits for no
+        answer, or for a sink's.
         """
         waiting = self.waiting
         return waiting.since if waiting is not None and waiting.of_brokers else None
@@ -59,8 +61,8 @@ class Asking:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Note trouble with the brokers within, and end the wait that begins within or
-        has begun before.
+        """Record a retryable error of the brokers in the block as `trouble`. After the
+        block, the thread waits for nothing.
         """
         try:
             yield
@@ -77,8 +79,8 @@ class Asking:
 
     @contextmanager
     def awaiting(self, what: str, *, of_brokers: bool = True) -> Iterator[None]:
-        """Note what the thread waits for within, then what it did before. An error ends
-        the commit and leaves it so.
+        """Set what the thread waits for during the block, and restore the wait before
+        it at the end. An error ends the commit, and restores nothing.
         """
         before = self.waiting
         self.waiting = Wait(what, self._host.now(), of_brokers)

@@ -1,10 +1,10 @@
-"""The policy of administrators: whether groups may commit out of order, whether a topic
-may be read by key range.
+"""The policy of administrators: whether groups may commit out of order, and whether a
+topic may be read by key range.
 
-The proposal turns sharing off in three places. Two are settings of brokers and topics,
-which a client cannot add to Kafka; they are kept in a compacted topic of their own, and
-every cooperative consumer and every application obeys it. The third is the consumer's
-`allow.individual.commit`.
+The proposal turns sharing off in three places. Two of them are settings of brokers and
+topics, which a client cannot add to Kafka. They are kept in a compacted topic of their
+own, and every cooperative consumer and every application obeys it. The third is the
+consumer's `allow.individual.commit`.
 
     cluster   accept.individual.commit                               default true
     topic     accept.range.fetch, reserve.message.value.range.fetch  default false
@@ -12,15 +12,14 @@ every cooperative consumer and every application obeys it. The third is the cons
     key     JSON: [setting, topic]; the topic of a cluster setting is ""
     value   JSON: true or false                                      null: back to the default
 
-`accept.range.fetch` that is not set keeps consumers from sharing, because their user
-may rely on the order of the partition. It does not keep applications from it: their
-results do not depend on the number of key ranges. An application obeys a false that was
-set (`forbids_ranges`).
+If `accept.range.fetch` is not set, consumers do not share, because their user may rely
+on the order of the partition. Applications share: their results do not depend on the
+number of key ranges. An application obeys a false that was set (`forbids_ranges`).
 
 Invariant: every consumer and application that can read the topic obeys it; Kafka's ACLs
-(`kafka-acls`) decide who may write it. Clients other than coopstreams ignore it. Turned
-down: settings of Kafka topics (brokers refuse unknown names), one file beside each
-consumer (no single place to turn it off).
+(`kafka-acls`) decide who may write it. Clients other than coopstreams ignore it.
+Turned down: settings of Kafka topics (brokers refuse unknown names), one file beside
+each consumer (no single place to turn sharing off).
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ TOPICS: Mapping[str, tuple[bool, str]] = {
         "are read again.",
     ),
 }
-"""Settings by name: the default, and the meaning."""
+"""The settings of a topic by name, each with its default and its meaning."""
 
 LOOK_EVERY_S = 5.0
-"""Time between two looks of a process."""
+"""The time between two reads of the policy by a process."""
 
 _PARTITION = TopicPartition(TOPIC, 0)
 _TIMEOUT_S = 30.0
@@ -87,7 +86,7 @@ class Policy:
         return self.get("accept.individual.commit")
 
     def accepts_range_fetch(self, topic: str) -> bool:
-        """Whether a topic may be read by key range: the topic allows it, and the
+        """Return whether a topic may be read by key range: the topic allows it, and the
         cluster accepts individual commits.
         """
         return self.accepts_individual_commit and self.get("accept.range.fetch", topic)
@@ -110,11 +109,12 @@ class Policy:
         )
 
     def reserves_values(self, topic: str) -> bool:
-        """Whether consumers cache the values of waiting records."""
+        """Return whether consumers cache the values of waiting records."""
         return self.get("reserve.message.value.range.fetch", topic)
 
     def get(self, name: str, topic: str | None = None) -> bool:
-        """Return a setting of the cluster, or of a topic: its value, else its default.
+        """Return the value of a setting, or its default; `topic` None: a setting of the
+        cluster.
 
         Raises:
             ConfigError: there is no such setting at this level.
@@ -123,11 +123,11 @@ class Policy:
 
 
 def default(name: str, topic: str | None = None) -> bool:
-    """Return the default of a setting of the cluster, or of topics.
+    """Return the default of a setting; `topic` None: of the cluster, else of topics.
 
     Raises:
-        ConfigError: there is no such setting at this level; the message lists those
-        there are.
+        ConfigError: this level has no setting of that name; the message lists its
+            settings.
     """
     known = CLUSTER if topic is None else TOPICS
     if name not in known:
@@ -156,7 +156,7 @@ def topic_spec(replication: int = -1) -> TopicSpec:
 
 
 class PolicyTopic:
-    """The policy topic of a cluster. Belongs to one thread."""
+    """A reader and writer of the policy topic of a cluster. Belongs to one thread."""
 
     def __init__(
         self,
@@ -165,16 +165,16 @@ class PolicyTopic:
         replication: int = -1,
         host: Host = SYSTEM,
     ) -> None:
-        """Connect to nothing yet. `replication` is for the topic, which the first
-        setting creates.
+        """Make a client that has not read yet. `replication` is that of the topic,
+        which the first setting creates.
         """
         self._log = log
         self._host = host
         self._replication = replication
         self._values: dict[tuple[str, str], bool] = {}
         self._strange: dict[bytes | None, str] = {}
-        """Records that are no settings, by key: what is wrong with them. A later record
-        of the key replaces one.
+        """What is wrong with each record that is no setting, by the record's key. A
+        later record of the same key takes its place.
         """
         self._reader: Reader | None = None
         self._at = 0
@@ -223,7 +223,7 @@ class PolicyTopic:
         Raises:
             ConfigError: there is no such setting at this level.
             UnknownTopicError: the topic does not exist.
-            LogError: it could not be written.
+            LogError: the setting could not be written.
         """
         default(name, topic)
         if topic is not None:
@@ -253,9 +253,7 @@ class PolicyTopic:
             self._reader.close()
 
     def _begin(self) -> Reader:
-        """Return a reader at the beginning of the topic, and forget what was read
-        before.
-        """
+        """Drop what was read, and return a reader at the beginning of the topic."""
         self._values.clear()
         self._strange.clear()
         self._at = self._log.start_offset(_PARTITION)
@@ -265,7 +263,7 @@ class PolicyTopic:
 
     def _apply(self, columns: Columns) -> None:
         """Apply settings in the order of the log. Settings of later versions of
-        coopstreams are kept, and unused.
+        coopstreams are kept, and not used.
         """
         for key, value, offset in zip(
             columns.keys,

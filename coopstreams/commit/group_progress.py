@@ -3,17 +3,17 @@ offsets above them, key ranges.
 
 A group's progress is in two places: plain offsets in `__consumer_offsets`, and
 individual commits of key ranges in `__individual_commit_offsets`. `commit/view.py`
-decides which of them counts for which hash; this module reads both up to now and
+decides which of them counts for which hash. This module reads both up to now and
 combines them.
 
 The key of an offset is unknown without reading the record. So an offset above the
-stable one counts as done here if it is done in *every* key range, which is what the
-proposal's coordinator would hold as individual commits. The progress of each key range
-stands beside it.
+stable one counts as done here if it is done in *every* key range: the proposal's
+coordinator would hold it as an individual commit. The progress of each key range is
+returned beside it.
 
-Invariant: what is returned was committed before, and contains every commit that was
-finished before the call (the barrier). Turned down: asking a member over HTTP (there
-may be none).
+Invariant: a result has committed progress only, and all commits that were finished
+before the call (the barrier).
+Turned down: asking a member over HTTP (there may be none).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 
 _TIMEOUT_S = 30.0
 _LOOK_S = 1.0
-"""After how long it is looked for what an open transaction keeps back."""
+"""How long the tail may be held back before the records above it are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndRanges:
-    """What a group has committed of one partition. Source: the proposal's
+    """The progress that a group has committed in one partition. Source: the proposal's
     `OffsetAndMetadata` with `rangeOffsets`.
 
     Shape: everything below `offset` is done, and the offsets in `ranges` above it:
@@ -72,15 +72,15 @@ def list_consumer_group_offsets(
     """Return the committed offsets of a group in these partitions, or in all
     (`partitions` None).
 
-    A partition of which some key range has never committed gets None. The group may
+    A partition gets None if some key range of it has never committed. The group may
     have members or none.
 
     Shape: `settings` in librdkafka's names: how to reach the brokers.
 
     Raises:
-        LogError: refused, or an open transaction keeps the answer back for too long;
-        the message names it.
-        GroupError: no brokers.
+        LogError: the request was refused, or an open transaction keeps the answer back
+            for too long; the message names it.
+        GroupError: no broker was found.
     """
     settings = resolved(settings)
     with (
@@ -93,11 +93,12 @@ def list_consumer_group_offsets(
 
 @contextmanager
 def individual_commits(log: Log, group: str) -> Iterator[Follower | None]:
-    """Open the individual commits of a group, read up to now; None if the cluster has
-    no commit topic.
+    """Return a context with the individual commits of a group, read up to now; None if
+    the cluster has no commit topic.
 
     Raises:
-        LogError: retryable: an open transaction keeps them back; the message names it.
+        LogError: retryable: an open transaction keeps commits back; the message names
+            it.
     """
     if COMMIT_TOPIC not in log.partitions([COMMIT_TOPIC]):
         yield None
@@ -119,7 +120,7 @@ def catch_up(
 
     Raises:
         LogError: a record cannot be read; or, retryable, an open transaction keeps the
-        rest back and is named.
+            rest back; the message names it.
     """
     barrier = follower.barrier()
     began = host.now()
@@ -140,11 +141,11 @@ def catch_up(
 
 
 class PlainOffsets(Protocol):
-    """The group coordinator's plain offsets: `GroupAdmin`, or `GroupMember`."""
+    """A source of the group's plain offsets: `GroupAdmin`, or `GroupMember`."""
 
     def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
-        """Return the plain offset and metadata of each partition; None: of all that
-        have one.
+        """Return the plain offset and metadata of each partition; `partitions` None: of
+        all partitions that have one.
         """
         ...
 
@@ -159,7 +160,8 @@ def group_offsets(
     before this call.
 
     Raises:
-        LogError: refused, or a transaction stayed open, or no answer in time.
+        LogError: the request was refused, a transaction stayed open, or no answer came
+            in time.
     """
     if follower is not None:
         catch_up(follower, host=host)

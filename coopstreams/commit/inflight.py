@@ -1,6 +1,6 @@
-"""The records of one key range that are done in any order: which are handed out, which
-are done, and the segments of a commit. The cooperative consumer has one for each key
-range, a task with asynchronous calls one for each source partition.
+"""The records of one key range that are done in any order: the handed-out records, the
+done ones, and the segments of a commit. The cooperative consumer has an `InFlight` for
+each key range, a task with asynchronous calls has one for each source partition.
 
     offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in another
                          ^       ^                key range
@@ -9,10 +9,9 @@ range, a task with asynchronous calls one for each source partition.
 Only the *missing* offsets are stored: handed out, and not done. The done runs above the
 position are the gaps between them.
 
-Invariant: a commit covers no record that is handed out and not done; of the records
-that one commit covers, every later one covers all.
-Why, also where earlier owners have done parts: docs/internals/positions.md, "Records
-done out of order".
+Invariant: a commit covers no record that is handed out and not done. A record that one
+commit covers is covered by every later one. Why, and what happens if earlier owners
+have done parts: docs/internals/positions.md, "Records done out of order".
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from coopstreams.topology.keys import key_hashes
 
 
 class InFlight:
-    """The records of one key range. Not thread-safe, no I/O."""
+    """The handed-out and done records of one key range. Not thread-safe, no I/O."""
 
     def __init__(
         self,
@@ -48,32 +47,35 @@ class InFlight:
     ) -> None:
         """Begin at the positions of the segments, which tile the range.
 
-        At most `most` records may be in flight. `in_order`: they are done in the order
-        of their offsets.
+        At most `most` records may be in flight. `in_order`: records are done in the
+        order of their offsets.
         """
         self.most = most
         self._in_order = in_order
         self.next = min(segment.position for segment in segments)
-        """Every record of the range below it was handed out, or was done before."""
+        """The offset below which every record of the range was handed out here, or done
+        earlier.
+        """
         self.wanted = self.next
-        """The next offset to hand out: below `next` after a seek back, when records are
-        handed out again.
+        """The next offset to hand out. It is below `next` after a seek back, when
+        records are handed out a second time.
         """
         self._found = tuple(segments)
         self._found_until = max(each.end for each in segments)
-        """What was found covers no record from this offset on."""
+        """The offset from which on no record was done by an earlier owner."""
         self._missing: set[int] = set()
         self._part_of: dict[int, int] = {}
-        """The part that was found to which each missing record belongs; empty if there
-        is one part.
+        """The index in `_found` of the part to which each missing record belongs; empty
+        if there is one part.
         """
         self._named: Runs = ()
-        """Offsets at or above `next` that the user committed by name before they were
-        handed out.
+        """The offsets at or above `next` that the user committed by name before they
+        were handed out.
         """
         self._news: Runs = ()
         self._latest: list[int] = []
-        """Offsets done since the last commit, not yet merged into `_news`."""
+        """The offsets done since the last commit that are not yet merged into `_news`.
+        """
         self._blocked = False
 
     @property
@@ -82,8 +84,8 @@ class InFlight:
         return len(self._missing)
 
     def blocked(self) -> bool:
-        """Return whether handing out stops: `most` records are in flight, and since
-        then less than half became done.
+        """Return whether no record may be handed out now: `most` were in flight, and
+        less than half of them have become done since.
         """
         self._blocked = len(self._missing) >= (
             max(1, self.most // 2) if self._blocked else self.most
@@ -97,9 +99,11 @@ class InFlight:
         next_offset: int,
     ) -> list[int]:
         """Return the indices of the records to hand out now, and count them as in
-        flight: those behind what was handed out before, less those that are done.
+        flight. They lie behind the records that were handed out earlier, and are not
+        done.
 
-        After a seek, all records from there on are handed out again, done or not.
+        After a seek, all records from the new offset on are handed out again, done or
+        not.
 
         Shape: records of this range in offset order; `next_offset` is the first offset
         behind them.
@@ -124,7 +128,8 @@ class InFlight:
     def done(self, offset: int) -> bool:
         """Note that a record was processed; return False if it is not in flight.
 
-        It is not if it was done before, or is handed out again after a seek.
+        A record is not in flight if it was done earlier, or is handed out again after a
+        seek.
         """
         if offset not in self._missing:
             return False
@@ -137,17 +142,19 @@ class InFlight:
         """Return an upper bound of the number of ranges in a commit once these offsets
         are done.
 
-        Which part a named offset belongs to is not known, so each part has its runs.
+        The part to which a named offset belongs is not known, so it counts in each
+        part.
         """
         named = len(merge(self._named, above(runs, self.next))) * len(self._found)
         return named + sum(not contains(runs, offset) for offset in self._missing)
 
     def done_by_name(self, runs: Runs) -> None:
-        """Note that these offsets are done, whether or not they were handed out; ignore
-        offsets of other key ranges.
+        """Note that these offsets are done, whether or not they were handed out;
+        offsets of other key ranges have no effect.
 
         Raises:
-            OverflowError: more runs than may be held; nothing is noted.
+            OverflowError: the commit would have more than `most` runs; nothing is
+                noted.
         """
         ahead = above(runs, self.next)
         named = merge(self._named, ahead)
@@ -176,7 +183,7 @@ class InFlight:
         return len(self._latest) + len(self._news) > most and len(self.news()) > most
 
     def uncommitted(self) -> int | None:
-        """Return the first offset that no commit has, of those handed out or named;
+        """Return the first offset that was handed out or named and is in no commit;
         None: there is none.
         """
         return min(
@@ -185,7 +192,7 @@ class InFlight:
         )
 
     def committed(self) -> None:
-        """Note that a commit of everything done has counted."""
+        """Note that the commit of everything done so far has succeeded."""
         self._news = ()
         self._latest = []
 
@@ -203,9 +210,10 @@ class InFlight:
     ) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
-        `reached`, `operator_times`: a task's position and the times there. It is the
-        position of each part that was not found above it, because times further up are
-        not known. None (a consumer): positions are as high as they can be.
+        `reached`, `operator_times`: a task's position, and the times of its operators
+        there. No part's position goes above `reached`, unless an earlier owner was
+        further: the times above it are not known. None (a consumer): positions are as
+        high as they can be.
         """
         self._named = above(self._named, self.next)
         passed = min(self._missing, default=self.next)
@@ -248,7 +256,7 @@ class InFlight:
         reached: Position | None,
         operator_times: OperatorTimes,
     ) -> Segment:
-        """Return the progress of a part that was found, given its missing records."""
+        """Return the progress of a part found at opening, given its missing records."""
         position, runs = self._own(missing)
         if reached is not None and reached.offset < position:
             runs = merge(((reached.offset, position - 1),), runs)
@@ -270,8 +278,8 @@ class InFlight:
         return Segment(found.key_range, at, time, above(done, at), times)
 
     def _own(self, missing: Sequence[int]) -> tuple[int, Runs]:
-        """Return the position and the done runs above it, from the records handed out
-        here alone: without `_found`.
+        """Return the position and the done runs above it, by the records handed out
+        here alone, without `_found`.
 
         Shape: the missing offsets are ascending.
         """
@@ -284,7 +292,7 @@ class InFlight:
         return advance(bounds[0], merge(runs, self._named))
 
     def _missing_of_parts(self) -> list[list[int]]:
-        """Return the missing offsets, ascending, of each part that was found."""
+        """Return the missing offsets, ascending, of each part in `_found`."""
         if len(self._found) == 1:
             return [sorted(self._missing)]
         missing: list[list[int]] = [[] for _ in self._found]
@@ -293,7 +301,9 @@ class InFlight:
         return missing
 
     def _forget_found(self) -> None:
-        """Forget what was found: everything that it covers has been passed."""
+        """Drop the runs of `_found`, and join its parts: every record that they cover
+        has been passed.
+        """
         first = min(found.position for found in self._found)
         self._found = tuple(
             join([replace(found, position=first, runs=()) for found in self._found])
@@ -306,7 +316,7 @@ class InFlight:
         parts: Mapping[int, int],
         some: Sequence[int],
     ) -> list[int]:
-        """Return the indices whose offsets no earlier owner has done."""
+        """Return the indices in `some` whose offsets no earlier owner has done."""
         return [
             i for i in some if not self._found[parts.get(i, 0)].has_done(offsets[i])
         ]
@@ -317,8 +327,8 @@ class InFlight:
         offsets: Sequence[int],
         some: Sequence[int],
     ) -> dict[int, int]:
-        """Return the part that was found of each of these indices; nothing if there is
-        one part.
+        """Return the part in `_found` of each of these indices; nothing if there is one
+        part.
         """
         if len(self._found) == 1:
             return {}

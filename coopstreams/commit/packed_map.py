@@ -8,8 +8,9 @@ of one leaf; changing it copies one leaf.
     leaf    n x (key | u32 length | value)
 
 Invariant: leaves are not empty, keys ascend within and across them, and `_firsts[i]` is
-the first key of `_leaves[i]`. Turned down: a dict of bytes to bytes (42 bytes a slot
-and 33 an object, twice: more than a commit itself; measured).
+the first key of `_leaves[i]`.
+Turned down: a dict of bytes to bytes (42 bytes a slot and 33 an object, twice: more
+than a commit itself; measured).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 LEAF_BYTES = 2048
-"""A larger leaf is cut in two, unless it has one entry only."""
+"""The size above which a leaf is cut in two, unless it has only one entry."""
 _LENGTH = Struct(">I")
 
 
@@ -61,7 +62,7 @@ class Packed:
         return start == end
 
     def remove(self, key: bytes) -> bool:
-        """Remove a key; return whether it was there."""
+        """Remove a key; return whether the map had it."""
         if not self._leaves:
             return False
         i = self._leaf_of(key)
@@ -91,7 +92,7 @@ class Packed:
         return max(0, bisect_right(self._firsts, key) - 1)
 
     def _entries(self, leaf: bytes) -> Iterator[tuple[int, int]]:
-        """Yield where each entry of a leaf starts and ends."""
+        """Yield the start and the end of each entry of a leaf."""
         start = 0
         head = self._key_bytes + 4
         while start < len(leaf):
@@ -100,7 +101,7 @@ class Packed:
             start = end
 
     def _find(self, leaf: bytes, key: bytes) -> tuple[int, int]:
-        """Return where the entry of a key starts and ends; both are the insertion point
+        """Return the start and the end of a key's entry; both are the insertion point
         if the key is absent.
         """
         for start, end in self._entries(leaf):

@@ -3,20 +3,20 @@ offsets, behind the barrier.
 
 A consumer's task has one source: its topic takes the place of a sub-topology.
 
-A plain offset that an open transaction may still change is fetched again. A certain one
-is kept with the opening: behind its barrier no earlier owner can change it any more. So
-a task waits for its own partitions only, and a fetch never fails as a whole, although
-under exactly-once some transaction is always open.
+A plain offset that an open transaction may still change is fetched again. A certain
+offset is kept with the opening: behind its barrier no earlier owner can change it any
+more. So a task waits for its own partitions only, and a fetch never fails as a whole,
+although under exactly-once some transaction is always open.
 
 Commits name their topic by its id, because a topic that is deleted and made anew under
-its name has other records at their offsets. An application then does not open
-(`check_named`): its state is that of the records that are gone. A consumer has no
-state: such commits count no more, and it begins at `auto.offset.reset`.
+its name has other records at their offsets. In that case an application does not open
+(`check_named`): its state comes from the deleted records. A consumer has no state:
+commits of the deleted topic no longer count, and it begins at `auto.offset.reset`.
 
 With `auto.offset.reset` latest, or a duration before it, each task that asks would
-begin at another offset. So the task that has the first key range chooses for all: it
-commits the position before it processes anything (`Progress.begin`), and the others
-wait for it.
+begin at another offset. So the task with the first key range chooses for all tasks: it
+commits the position before it processes anything (`Progress.begin`), and the other
+tasks wait for it.
 """
 
 from __future__ import annotations
@@ -58,29 +58,30 @@ DOUBT_S = 10.0
 """How long commits may be missing before they count as lost: their topic was recreated,
 or its records were deleted.
 
-Also, how long a topic has another id than a consumer's commits name before it counts as
-recreated.
+It is also how long a topic's id must differ from the id in a consumer's commits before
+the topic counts as recreated.
 """
 
 FIRST_LOOK_S = 0.1
-"""Pause between requests for a plain offset that the task which starts the partition
-has yet to commit.
+"""The pause between requests for a plain offset that another task, which starts the
+partition, has yet to commit.
 """
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
-"""Returns where a source topic begins in which the group has no position: see
-`offset_resets`.
+"""A function that returns where a source topic begins if the group has no position in
+it: see `offset_resets`.
 """
 BegunCheck: TypeAlias = Callable[
     [TaskId, Mapping[TopicPartition, PartitionStart], Follower], None
 ]
-"""Checks whether a task without a position has ever begun: `opening.position_check`.
+"""A function that checks whether a task without a position has ever begun:
+`opening.position_check`.
 """
 
 
 class OffsetStore(Protocol):
-    """Fetches plain offsets: a member of the group, or an administrator."""
+    """A source of plain offsets: a member of the group, or an administrator."""
 
     def fetch_offsets(
         self,
@@ -96,7 +97,8 @@ def check_beside(
     follower: Follower,
     committed: Mapping[TopicPartition, Committed | None],
 ) -> None:
-    """Check that the individual commits that these plain offsets name are known.
+    """Raise an error unless the individual commits that these plain offsets name are
+    known.
 
     Raises:
         ConfigError: they are gone; the message has the cure.
@@ -121,8 +123,8 @@ def check_named(
     openings: Mapping[TopicPartition, PartitionStart],
     ids: Mapping[str, str],
 ) -> None:
-    """Check that the commits name the current topic ids (`ids`). Those of older
-    versions name none.
+    """Raise an error if commits name other topic ids than the current ones in `ids`.
+    Commits of older versions name no id.
 
     Raises:
         ConfigError: a topic was recreated since.
@@ -149,7 +151,8 @@ def made_anew(
     """Return the error for a source topic that was recreated since the group committed
     in it, with the cure.
 
-    `offset`: the group's in the topic of before; None: it went with that topic.
+    `offset`: the group's offset in the deleted topic; None: it was deleted with that
+    topic.
     """
     was = "read it" if offset is None else f"was at offset {offset} of it"
     return ConfigError(
@@ -164,8 +167,8 @@ def made_anew(
 
 
 class Positions:
-    """Resolves the positions of one instance's tasks. Belongs to one thread; `waits_for`
-    is thread-safe: what it reads is replaced as a whole.
+    """A resolver of the positions of one instance's tasks. Belongs to one thread;
+    `waits_for` is thread-safe, because it reads values that are replaced as a whole.
     """
 
     def __init__(  # noqa: PLR0913
@@ -182,19 +185,20 @@ class Positions:
         purged: Collection[str] = frozenset(),
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: for applications only. It checks each task without a position.
+        """Make a resolver that has fetched nothing yet.
 
-        Without it, such a task begins where `resets` says in any case. `purged`: the
-        topics whose processed records this application deletes, if their plain offsets
-        may go back (docs/internals/positions.md).
+        `begun`: checks each task without a position; for applications only. Without it,
+        a task without a position begins where `resets` says. `purged`: the topics whose
+        processed records this application deletes, if their plain offsets may go back
+        (docs/internals/positions.md).
         """
         self._host = host
         self._log = log
         self._coordinator = coordinator
         self._follower = follower
         self.sources = sources
-        """Returns the source partitions of a task; none if this process does not know
-        the task yet.
+        """The function that returns the source partitions of a task; none if this
+        process does not know the task yet.
         """
         self._resets = resets
         self._author = author
@@ -202,15 +206,17 @@ class Positions:
         self._begun = begun
         self._purged = purged
         self.unstable: dict[TopicPartition, float] = {}
-        """The plain offsets that tasks wait for because of an open transaction; since
-        when (`Host.now`).
+        """The plain offsets that tasks wait for because of an open transaction, each
+        with the time since when (`Host.now`).
         """
         self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
-        """The plain offsets that tasks fetch again: the last time, and whether
-        individual commits were known then.
+        """The plain offsets that tasks fetch again, each with the time of the last
+        fetch, and whether individual commits were known at that time.
         """
         self._choosing: tuple[tuple[TaskId, TopicPartition], ...] = ()
-        """Those of them for which another task chooses where the partition begins."""
+        """The keys of `_awaited` for which another task chooses where the partition
+        begins.
+        """
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -219,16 +225,16 @@ class Positions:
         asking: Sequence[Opening],
         generation: int,
     ) -> dict[TaskId, Progress]:
-        """Return the progress of the tasks whose positions are known now; the others
-        ask again.
+        """Return the progress of the tasks whose positions are known now. For the other
+        tasks, call it again later.
 
         Call it only behind the barrier.
 
         Raises:
             ConfigError: the group's progress is not where it should be; the message has
-            the reason and the cure.
-            LogError: a position that the log no longer has; the message names it and
-            the cure.
+                the reason and the cure.
+            LogError: the log no longer has a position; the message names it and the
+                cure.
         """
         self._learn(asking)
         author = Author(self._follower.group, generation, self._author, self._alone)
@@ -278,8 +284,8 @@ class Positions:
         asking: Iterable[Opening],
         resets: dict[TopicPartition, Position],
     ) -> None:
-        """Add where `auto.offset.reset` begins in each source without a plain offset:
-        only there a task may begin.
+        """Add to `resets` where `auto.offset.reset` begins in each source without a
+        plain offset. In other sources no task begins there.
         """
         beginning = {
             source
@@ -292,9 +298,9 @@ class Positions:
 
     def _is_settled(self, one: Opening) -> bool:
         """Return whether it is certain which of a consumer's commits are of another
-        topic; else have its barrier taken again.
+        topic. If not, have the task's barrier taken again.
 
-        A lagging broker may have answered with the id of the topic before.
+        A lagging broker may have answered with the id of the deleted topic.
         """
         others = [
             source
@@ -322,8 +328,8 @@ class Positions:
         return True
 
     def remade(self, opened: Iterable[Progress]) -> list[Progress]:
-        """Return those of these of which a topic was deleted and made anew since they
-        were opened.
+        """Return the tasks with a source topic that was deleted and made anew since
+        they were opened.
 
         Raises:
             LogError: the brokers did not answer.
@@ -357,8 +363,8 @@ class Positions:
         taken now lies above it.
 
         Raises:
-            ConfigError: they have been missing behind every barrier for `DOUBT_S`: they
-            are gone.
+            ConfigError: the commits have been missing behind every barrier for
+                `DOUBT_S`: they are gone.
         """
         try:
             check_beside(
@@ -454,8 +460,8 @@ class Positions:
                     one.plain.setdefault(partition, committed)
 
     def _check_rows(self, rows: Offsets) -> None:
-        """See `Follower.check`. An error counts only after `DOUBT_S`: a lagging broker
-        may answer with an old end.
+        """Check the plain offsets of the commit topic by `Follower.check`. An error is
+        final only after `DOUBT_S`: a lagging broker may answer with an old end.
         """
         try:
             self._follower.check(rows)
@@ -478,11 +484,11 @@ class Positions:
         )
 
     def _check(self, progress: Iterable[Progress]) -> None:
-        """Raise for a position below the log start: a consumer would reset it silently
-        and skip the deleted records.
+        """Raise an error for a position below the log start. A consumer would reset it
+        silently and skip the deleted records.
 
-        Not if they were deleted because they had been processed: then go on behind
-        them.
+        If the records were deleted because they had been processed, move the position
+        to the log start instead.
         """
         for one in progress:
             for partition in one.partitions:
@@ -519,7 +525,7 @@ class Positions:
                 )
 
     def _only_purged(self, topic: str) -> bool:
-        """Whether nobody but this application deletes records of a topic."""
+        """Return whether nobody but this application deletes records of a topic."""
         if topic not in self._purged:
             return False
         try:

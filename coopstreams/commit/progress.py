@@ -8,7 +8,8 @@ into one commit: records first, then the offsets of the fence.
 
 Invariant: a record is handed to the program exactly once between opening and closing,
 however often the reader goes back below it. After any doubt about a commit, `Progress`
-is discarded and opened again from the log: what was staged may or may not have counted.
+is discarded and opened again from the log: the staged commit may or may not have
+counted.
 Turned down: skipping done runs in the reader (the stream time at the end of a run is
 unknown; reading on is cheap).
 """
@@ -43,9 +44,9 @@ from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 MOST_RUNS = 20_000
-"""The most done runs that are found at an opening for one individual commit. With the
-10,000 that a task adds, of 4 to 10 bytes each, it stays far below the 1,000,000 bytes
-of a record.
+"""The most done runs, of those found at an opening, in one individual commit. The task
+may add 10,000. At 4 to 10 bytes each, the commit stays far below the 1,000,000 bytes of
+a record.
 """
 
 
@@ -53,9 +54,9 @@ of a record.
 class Author:
     """The writer of a task's commits; unchanged as long as the task stays open.
 
-    Shape: `generation` is that in which the task was opened; `transactional_id` names
-    the writer (under at-least-once only a label). `alone`: no group coordinator fences
-    its plain offset, so it writes an individual commit each time.
+    Shape: `generation` is the one in which the task was opened; `transactional_id`
+    names the writer (under at-least-once only a label). `alone`: no group coordinator
+    fences its plain offset, so it writes an individual commit each time.
     """
 
     group: str
@@ -65,7 +66,9 @@ class Author:
 
 
 class Commits(Protocol):
-    """Other members' commits, as far as a commit needs them: `follower.Follower`."""
+    """The part of the follower that a commit needs, for other members' commits:
+    `follower.Follower`.
+    """
 
     @property
     def partition(self) -> TopicPartition:
@@ -74,7 +77,7 @@ class Commits(Protocol):
 
     @property
     def tail(self) -> int:
-        """Everything of that partition below this offset is known."""
+        """The offset of that partition below which everything is known."""
         ...
 
     def mirror(
@@ -96,46 +99,52 @@ class Commits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceCommit:
-    """What a commit of a task holds about one source partition."""
+    """A task's committed progress on one source partition."""
 
     segments: tuple[Segment, ...]
     """The progress of each part of the range."""
     plain: Committed | None
     """The plain offset that was found at the opening, or that this task wrote last."""
     individual: tuple[Segment, ...] = ()
-    """The segments of this task's last individual commit; empty: it has written none."""
+    """The segments of this task's last individual commit; empty: it has not written
+    one.
+    """
 
 
 @dataclass(slots=True)
 class _SourcePosition:
-    """How far a task is on one source partition, in three tenses: `reached`, `staged`
-    in the last commit, and `durable` in the last commit that counted.
+    """A task's progress on one source partition: `reached`, `staged` in the last
+    commit, and `durable` in the last commit that counted.
     """
 
     term: int
     pieces: tuple[KeyRange, ...]
-    """The key ranges of its individual commits: they tile the range of the task, and
+    """The key ranges of its individual commits. They tile the range of the task, and
     never change, so that each key of the commit topic has one writer for ever.
     """
     claim: bool
-    """See `PartitionStart.claim`."""
+    """Whether the task writes individual commits from the beginning:
+    `PartitionStart.claim`.
+    """
     begins: bool
-    """Nothing was committed for it yet, or not since its topic was made anew: its first
-    position is not durable.
+    """Whether nothing was committed for it yet, or not since its topic was made anew.
+    Then its first position is not durable.
     """
     reached: tuple[Segment, ...]
     staged: SourceCommit
     durable: SourceCommit
     offset: int = 0
-    """Every record of the task's range below it was processed."""
+    """The offset below which every record of the task's range was processed."""
     operator_times: OperatorTimes = ()
-    """The operator times as of the last `tell`."""
+    """The operator times that the last `tell` has set."""
     follows: Callable[[], tuple[Segment, ...]] | None = None
-    """Where the segments come from instead of `reached`; None: from there."""
+    """The function that returns the segments instead of `reached`; None: `reached` has
+    them.
+    """
 
     @staticmethod
     def at(key_range: KeyRange, opening: PartitionStart) -> _SourcePosition:
-        """Return the position with which a task opens: nothing since is done."""
+        """Return the position with which a task opens, before it processes any record."""
         found = SourceCommit(opening.segments, opening.committed)
         return _SourcePosition(
             term=opening.term,
@@ -149,11 +158,11 @@ class _SourcePosition:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments reached."""
+        """The segments up to which the task has processed records."""
         return self.reached if self.follows is None else self.follows()
 
     def advance(self, offset: int, stream_time: int) -> None:
-        """Move the segments below an offset there, and join them."""
+        """Move the segments below an offset to it, and join them."""
         self.offset = offset
         if all(segment.position >= offset for segment in self.reached):
             return
@@ -171,8 +180,8 @@ class _SourcePosition:
         )
 
     def stage(self, *, individual: bool) -> tuple[Segment, ...]:
-        """Stage and return the segments reached. `individual`: in an individual commit,
-        too.
+        """Stage and return the segments reached. `individual`: an individual commit has
+        them.
         """
         segments = self.segments
         self.staged = replace(
@@ -201,12 +210,12 @@ class Progress:
         self.key_range = key_range
         self.author = author
         self.topic_ids = topic_ids or {}
-        """The topic ids that go into the commits, by topic name; a topic without an
-        entry goes without.
+        """The topic ids that the commits name, by topic name; commits name no id for a
+        topic without an entry.
         """
         self.tells_times = False
-        """Whether each commit is an individual one, because other members ask for the
-        times in it (`promised_times`).
+        """Whether each commit is an individual one, because other members use the times
+        in it (`promised_times`).
         """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
@@ -266,7 +275,7 @@ class Progress:
         processed.
 
         That is the whole batch, unless the reader went back. Call `advance` with the
-        batch's `next_offset` after each one, before the next.
+        `next_offset` of each batch before the next `unseen`.
         """
         segments = self._sources[partition].segments
         until = max(segment.end for segment in segments)
@@ -302,22 +311,24 @@ class Progress:
             source.advance(next_offset, stream_time)
 
     def skip(self, partition: TopicPartition, offset: int) -> None:
-        """Move each part of the range that stands below this offset to it, with its
-        times: before the task opens.
+        """Move the parts of the range below this offset to it, with their times. Call
+        it before the task opens.
         """
         source = self._sources[partition]
         source.reached = _joined(segment.moved_to(offset) for segment in source.reached)
 
     def drop_runs(self, partition: TopicPartition) -> None:
-        """Drop the done runs, which hold no record of the range: before the task opens."""
+        """Drop the done runs, which hold no record of the range. Call it before the
+        task opens.
+        """
         source = self._sources[partition]
         source.reached = _joined(
             replace(segment, runs=()) for segment in source.reached
         )
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
-        """Note the operator times at the offset of the last `advance`. Call it before each commit: flushing
-        record caches advances them.
+        """Set the operator times at the offset of the last `advance`. Call it before
+        each commit: flushing record caches advances them.
         """
         source = self._sources[partition]
         if operator_times == source.operator_times:
@@ -334,7 +345,7 @@ class Progress:
         )
 
     def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return the progress of each part of the range."""
+        """Return the progress of each part of the range, committed or not."""
         return self._sources[partition].segments
 
     def term(self, partition: TopicPartition) -> int:
@@ -352,8 +363,8 @@ class Progress:
         return self._sources[partition].durable.segments
 
     def staged_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return the progress in the last commit, which may be in doubt, of each part
-        of the range.
+        """Return the progress of each part of the range in the last commit, which may
+        be in doubt.
         """
         return self._sources[partition].staged.segments
 
@@ -368,21 +379,21 @@ class Progress:
         partition: TopicPartition,
         segments: Callable[[], tuple[Segment, ...]],
     ) -> None:
-        """Get the segments of a source by this function from now on. Replaces `unseen`
-        and `advance`.
+        """Take the segments of a source from this function from now on. Replaces
+        `unseen` and `advance`.
         """
         self._sources[partition].follows = segments
 
     @property
     def parted(self) -> bool:
-        """Whether parts of the range are at different offsets: earlier owners have done
-        some of the next records.
+        """Whether the task's progress on some source is more than one offset: parts of
+        the range are at different offsets, or have done runs.
         """
         return any(_parted(source.segments) for source in self._sources.values())
 
     @property
     def moved(self) -> bool:
-        """Whether there is anything to commit."""
+        """Whether there is progress that is not committed."""
         return any(
             source.segments != source.durable.segments
             for source in self._sources.values()
@@ -395,10 +406,10 @@ class Progress:
         claim: bool = False,
     ) -> list[tuple[bytes, bytes]]:
         """Stage the segments reached and return their individual commits; none if the
-        plain offset holds all of them.
+        plain offset holds all of them, or if nothing moved.
 
-        Also none where nothing moved. `claim` (at-least-once, before the first record
-        is processed): return the inherited segments, unless no claim is needed.
+        `claim` (at-least-once, before the first record is processed): return the
+        inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
         if self.metadata or self.author.alone or self.tells_times:
@@ -439,7 +450,7 @@ class Progress:
         return topic_number(self.topic_ids.get(partition.topic, ""))
 
     def _needs(self, source: _SourcePosition) -> bool:
-        """Whether the plain offset cannot hold all new segments of a source."""
+        """Return whether the plain offset cannot hold all new segments of a source."""
         if not self.key_range.is_whole:
             return source.segments != source.durable.segments
         # Also when nothing moved: the plain offset, written at this term, outranks
@@ -455,7 +466,7 @@ class Progress:
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write; None: this task writes none now.
 
-        A task of the whole range writes its own position; the owner of hash 0 mirrors
+        A task of the whole range writes its own position. The owner of hash 0 mirrors
         the stable offset.
         """
         source = self._sources[partition]
@@ -487,8 +498,8 @@ class Progress:
         return plain
 
     def begins(self, partition: TopicPartition) -> bool:
-        """Whether nothing was ever committed for a source partition, or not since a
-        reset had its topic made anew.
+        """Return whether nothing was ever committed for a source partition, or not
+        since a reset that had its topic made anew.
         """
         return self._sources[partition].begins
 
@@ -497,7 +508,7 @@ class Progress:
         usually none.
 
         They become durable before the first record is processed. So state always comes
-        with a position, and state without one means that the position was lost
+        with a position, and state without a position means that the position was lost
         (`opening.position_check`).
         """
         offsets: dict[TopicPartition, tuple[int, str]] = {}
@@ -520,30 +531,30 @@ class Progress:
             source.begins = False
 
     def durable(self, partition: TopicPartition) -> int:
-        """Return the lowest committed position of the task: its lag is measured from
-        there.
+        """Return the lowest committed position of the task, from which its lag is
+        measured.
         """
         return min(segment.position for segment in self.committed_segments(partition))
 
     def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
-        """Return the parts of the range, each with the offset below which all its
-        records are done.
+        """Return, for each part of the range, the offset below which all its records
+        are done.
 
-        Only of a source whose records are done in order: `opening.done_runs`.
+        Only for a source whose records are done in order: `opening.done_runs`.
         """
         segments = self._sources[partition].segments
         assert not any(segment.runs for segment in segments)
         return {segment.key_range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
-        """Return the stream time of the latest commit, staged or durable: the database
+        """Return the stream time of the latest commit, staged or durable. The database
         is not newer.
         """
         return max(segment.stream_time for segment in self.staged_segments(partition))
 
     def stable(self, partition: TopicPartition) -> int | None:
-        """Return the stable offset as this task last committed it; None unless it owns
-        hash 0.
+        """Return the stable offset as this task last committed it; None unless the task
+        owns hash 0.
         """
         plain = self.plain_offset(partition)
         return None if plain is None or self.key_range.start else plain.offset
@@ -551,13 +562,13 @@ class Progress:
     @property
     def mirrors(self) -> bool:
         """Whether this task writes the stable offset for its siblings: it owns hash 0,
-        but not all.
+        but not all hashes.
         """
         return not self.key_range.start and not self.key_range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings have moved the stable offset since this task last wrote it:
-        then it commits in any case.
+        """Return whether siblings have moved the stable offset since this task last
+        wrote it. Then the task commits even without progress of its own.
         """
         return self.mirrors and any(
             commits.mirror(partition, source.durable.plain)
@@ -566,8 +577,8 @@ class Progress:
         )
 
     def committed(self) -> None:
-        """Note that the staged commit is durable. Only when the commit is known to have
-        counted.
+        """Mark the staged commit as durable. Call it only when the commit is known to
+        have counted.
         """
         for source in self._sources.values():
             source.durable = source.staged
@@ -578,18 +589,18 @@ def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def _parted(segments: Sequence[Segment]) -> bool:
-    """Whether these segments cannot be written as one offset."""
+    """Return whether these segments cannot be written as one offset."""
     return len(segments) > 1 or any(segment.runs for segment in segments)
 
 
 def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange, ...]:
-    """Return the key ranges whose individual commits have `MOST_RUNS` at most, as few
-    as possible.
+    """Return the fewest key ranges whose individual commits have at most `MOST_RUNS`
+    done runs each.
 
-    Where a range was merged of many that stood before records which wait for calls,
-    their done runs together may not fit one record of Kafka. The rule resolves hashes,
-    so pieces are like tasks of their own, at one term. A segment is not cut: one task
-    has found or done what is in it.
+    After a merge of many ranges that waited for asynchronous calls, all their done runs
+    together may not fit into one record of Kafka. Hashes are resolved one by one, so
+    pieces are like tasks of their own, at one term. A segment is not cut: one task has
+    found or done what is in it.
     """
     starts = [key_range.start]
     runs = 0
@@ -622,7 +633,7 @@ class CommitPlan:
     commit. At-least-once: outputs, changelogs; flush; `records`; flush; `offsets` in a
     fenced OffsetCommit. A record that arrived without its outputs would lose them.
     At-least-once opens a task with `ask` in a fenced OffsetCommit, then `plan(...,
-    claim=True)` written the same way.
+    claim=True)` written in the same way.
     """
 
     records: list[tuple[bytes, bytes | None]]
@@ -635,11 +646,11 @@ def plan(
     *,
     claim: bool = False,
 ) -> CommitPlan:
-    """Stage a commit of these tasks (of one thread) and return it. When it counted,
-    call `committed` on each of them.
+    """Stage a commit of these tasks (of one thread) and return it. When it has counted,
+    call `committed` on each task.
 
-    `claim`: the claims with which at-least-once tasks open, before they process
-    anything; exactly-once has none.
+    `claim`: the commit is the claim with which at-least-once tasks open, before they
+    process anything; exactly-once has none.
     """
     records: list[tuple[bytes, bytes | None]] = []
     offsets: dict[TopicPartition, tuple[int, str]] = {}
@@ -660,8 +671,8 @@ def plan(
 
 
 def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
-    """Return the offsets of the ask: an at-least-once opener sends them with the fence
-    between reading and claiming.
+    """Return the offsets that an at-least-once opener commits with the fence, between
+    reading and claiming.
 
     The four steps of an opening: docs/internals/positions.md, "At-least-once".
     """

@@ -21,7 +21,7 @@ between two of them.
 
 
 def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return the same offsets as runs in order: overlapping and neighbouring ones
+    """Return the same offsets as runs in order, with overlapping and neighbouring runs
     joined.
 
     Raises:
@@ -39,7 +39,7 @@ def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def runs_of(offsets: Collection[int]) -> Runs:
-    """Return offsets, each once and in any order, as runs."""
+    """Return the runs of these offsets, which are each given once, in any order."""
     runs: list[tuple[int, int]] = []
     for offset in sorted(offsets):
         if runs and offset == runs[-1][1] + 1:
@@ -50,7 +50,7 @@ def runs_of(offsets: Collection[int]) -> Runs:
 
 
 def merge(left: Runs, right: Runs) -> Runs:
-    """Return the offsets that are in either."""
+    """Return the offsets that are in at least one of the two."""
     return normalise((*left, *right)) if left and right else left or right
 
 
@@ -71,7 +71,9 @@ def common(left: Runs, right: Runs) -> Runs:
 
 
 def above(runs: Runs, position: int) -> Runs:
-    """Return the part of the runs at or above a position; a run across it is cut there."""
+    """Return the part of the runs at or above a position; a run that contains it is cut
+    there.
+    """
     if not runs or runs[0][0] >= position:
         return runs
     kept = runs[bisect_left(runs, position, key=lambda run: run[1]) :]
@@ -82,7 +84,7 @@ def above(runs: Runs, position: int) -> Runs:
 
 def advance(position: int, runs: Runs) -> tuple[int, Runs]:
     """Return the first offset at or above the position that is not done, and the runs
-    above it.
+    above that offset.
     """
     kept = above(runs, position)
     if kept and kept[0][0] == position:
@@ -91,6 +93,6 @@ def advance(position: int, runs: Runs) -> tuple[int, Runs]:
 
 
 def contains(runs: Runs, offset: int) -> bool:
-    """Whether the offset is done."""
+    """Return whether the offset is in one of the runs."""
     at = bisect_right(runs, offset, key=lambda run: run[0]) - 1
     return at >= 0 and offset <= runs[at][1]

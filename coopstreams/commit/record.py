@@ -37,28 +37,28 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.serde import read_varint, varint
 
 PARTITIONS = 50
-"""Partitions of a commit topic that coopstreams creates. Never change it: groups would
-look in another partition.
+"""The partition count of a commit topic that coopstreams creates. Never change it:
+groups would look in another partition.
 """
 
 VERSION = 1
 WITH_TIMES = 2
-"""Version of a value with operator times. A reader that ignored them would emit closed
-windows again.
+"""The version of a value with operator times. A reader that ignored them would emit
+closed windows again.
 """
 MADE_ANEW = -2
-"""The generation in the key of a reset after which the topic is made anew; no member
-has it.
+"""The generation in the key of a reset after which the topic is made anew. No member
+has this generation.
 
 Nothing is done in the new topic. Kafka deletes the plain offset of the reset with the
-old one.
+deleted topic.
 """
 _TOPIC = 0
-"""In the metadata of a plain offset, the operator whose time is the number of the
+"""The operator whose time, in the metadata of a plain offset, is the number of the
 topic.
 """
 MOST_TIMES = 100
-"""Most operator times in the metadata of a plain offset: a broker takes 4 KiB."""
+"""The most operator times in the metadata of a plain offset: a broker accepts 4 KiB."""
 _KEY_TAIL = struct.Struct(">iQQii")
 TAIL_BYTES = _KEY_TAIL.size
 PARTITION = struct.Struct(">i")
@@ -67,8 +67,8 @@ _U64 = struct.Struct(">Q")
 _MOST_OFFSET = (1 << 63) - 1
 _MOST_VERSIONS = 16
 _FAR_MS = 1 << 43
-"""Of what Kafka Streams writes beside an offset: versions to come are its own, too; a
-time is before the year 2248.
+"""The bounds by which metadata of Kafka Streams is recognised: a version up to
+`_MOST_VERSIONS`, and a time before the year 2248.
 """
 _DAMAGED = (IndexError, ValueError, struct.error)
 
@@ -76,8 +76,8 @@ _DAMAGED = (IndexError, ValueError, struct.error)
 def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
     """Return the specification of the commit topic.
 
-    It is compacted, in segments of 10 MiB, so that reading all of it stays at about a
-    second.
+    It is compacted, in segments of 10 MiB, so that reading the whole topic stays at
+    about a second.
     """
     return TopicSpec(
         COMMIT_TOPIC,
@@ -94,8 +94,8 @@ def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition of the commit topic that holds a group's records. Frozen:
-    xxh32 of the name, seed 0.
+    """Return the partition of the commit topic that holds a group's records. The
+    function is frozen: xxh32 of the name, seed 0.
     """
     return xxh32_intdigest(group.encode()) % partitions
 
@@ -133,11 +133,13 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The offset from which on nothing is done."""
+        """The offset from which on no record is done."""
         return self.runs[-1][1] + 1 if self.runs else self.position
 
     def has_done(self, offset: int) -> bool:
-        """Whether a record of these hashes is done."""
+        """Return whether the record at this offset, if its hash is in the range, is
+        done.
+        """
         return offset < self.position or contains(self.runs, offset)
 
     def moved_to(self, offset: int) -> Segment:
@@ -153,8 +155,7 @@ class CommitValue:
 
     A successor needs the id to end a transaction that the writer left open.
 
-    Shape: `metadata` has the id of the source topic (see above); empty, it is not
-    written.
+    Shape: `metadata` has the id of the source topic; empty metadata is not written.
     """
 
     transactional_id: str
@@ -169,8 +170,8 @@ class Committed:
     Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset).
     `beside`: the highest term of an individual commit when this was written; 0 if this
     offset alone holds the whole progress. `topic`: the `topic_number` of the topic's
-    id; 0 if none is named. `of_kafka_streams`: an application of Kafka Streams wrote
-    it.
+    id; 0 if the metadata names none. `of_kafka_streams`: an application of Kafka
+    Streams wrote it.
     """
 
     offset: int
@@ -183,8 +184,8 @@ class Committed:
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
-        """Return a fetched offset with its parsed metadata. Clients append a NUL to
-        metadata; it is ignored.
+        """Return a fetched offset with its parsed metadata. A NUL that a client has
+        appended to the metadata is ignored.
         """
         words = (metadata or "").rstrip("\0").split(" ")
         if len(words) >= 3 and words[0] == "ic":
@@ -209,7 +210,7 @@ class Committed:
 
     @property
     def metadata(self) -> str:
-        """The metadata of the offset."""
+        """The metadata with which the offset is committed."""
         times = [
             f" {operator:x}:{time}"
             for operator, time in self.operator_times[:MOST_TIMES]
@@ -222,11 +223,10 @@ class Committed:
 
 
 def _is_of_kafka_streams(metadata: str) -> bool:
-    """Whether Kafka Streams has written this beside an offset: Base64 of a version, a
+    """Return whether Kafka Streams has written this metadata: Base64 of a version, a
     time in 8 bytes, and more.
 
-    Source: Kafka Streams `TopicPartitionMetadata`, of which there are the versions 1
-    and 2.
+    Source: Kafka Streams `TopicPartitionMetadata`, which has the versions 1 and 2.
     """
     try:
         data = b64decode(metadata, validate=True)
@@ -237,14 +237,16 @@ def _is_of_kafka_streams(metadata: str) -> bool:
 
 
 def topic_number(topic_id: str) -> int:
-    """Return the number by which a plain offset names a topic; 0 without an id. Frozen:
-    xxh64, seed 0, 63 bits.
+    """Return the number by which a plain offset names a topic; 0 without an id. The
+    function is frozen: xxh64, seed 0, 63 bits.
     """
     return xxh64_intdigest(topic_id.encode()) >> 1 if topic_id else 0
 
 
 def consumer_metadata(topic_id: str, text: str) -> str:
-    """Return the metadata of a consumer's individual commit. `text`: the user's."""
+    """Return the metadata of a consumer's individual commit. `text`: the user's
+    metadata.
+    """
     return f"{topic_id}\0{text}"
 
 
@@ -252,7 +254,7 @@ def topic_and_text(metadata: str) -> tuple[str, str]:
     """Return the topic id and the user's text in the metadata of a consumer's
     individual commit.
 
-    The id is empty in commits of earlier versions, and where brokers have none.
+    The id is empty in commits of earlier versions, or if brokers have no topic ids.
     """
     topic_id, named, text = metadata.partition("\0")
     return (topic_id, text) if named else ("", metadata)
@@ -284,7 +286,7 @@ def key_of(
     topic: str,
     tail: bytes,
 ) -> CommitKey:
-    """Return the key with this tail."""
+    """Return the key of a group and topic that ends with this tail."""
     partition, start, end, term, generation = _KEY_TAIL.unpack(tail)
     return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
 
@@ -293,7 +295,7 @@ def decode_key(data: bytes) -> CommitKey:
     """Return the decoded key.
 
     Raises:
-        LogError: another version, or not a key at all.
+        LogError: the bytes are of another version, or no key at all.
     """
     _check_version(data)
     try:
@@ -305,7 +307,7 @@ def decode_key(data: bytes) -> CommitKey:
 
 
 def group_of(data: bytes) -> str:
-    """Return the group in a key of any version; empty: it is no such key."""
+    """Return the group in a key of any version; empty: the bytes are no key."""
     try:
         return _read_text(data, 1)[0]
     except _DAMAGED:
@@ -317,7 +319,7 @@ def encode_value(value: CommitValue) -> bytes:
 
     Raises:
         ValueError: segments with holes or overlaps, runs out of order or below the
-        position. A bug of the caller.
+            position. A bug of the caller.
     """
     timed = any(segment.operator_times for segment in value.segments)
     out = bytearray([WITH_TIMES if timed else VERSION])
@@ -360,7 +362,7 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     """Return the decoded value; its segments tile the range of its key.
 
     Raises:
-        LogError: another version, or not a value at all.
+        LogError: the bytes are of another version, or no value at all.
     """
     _check_version(data, WITH_TIMES)
     try:
@@ -376,11 +378,11 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
 
 
 def payload_of(data: bytes, key_range: KeyRange) -> bytes:
-    """Return the bytes of a value after the writer's id: they do not depend on the
-    writer.
+    """Return the bytes of a value that follow the writer's id, and so do not depend on
+    the writer.
 
     Raises:
-        LogError: another version, or not a value at all.
+        LogError: the bytes are of another version, or no value at all.
     """
     decode_value(data, key_range)
     length, at = read_varint(data, 1)
@@ -388,12 +390,12 @@ def payload_of(data: bytes, key_range: KeyRange) -> bytes:
 
 
 def decode_payload(said: bytes, key_range: KeyRange) -> tuple[tuple[Segment, ...], str]:
-    """Return the segments and the metadata in a `payload_of` a value."""
+    """Return the segments and the metadata in the bytes that `payload_of` returned."""
     return _read_said(said, 0, key_range)
 
 
 def encode_text(text: str) -> bytes:
-    """Return a string as it stands in a key: its length, then UTF-8."""
+    """Return a string in the form that it has in a key: its length, then UTF-8."""
     raw = text.encode()
     out = bytearray()
     _uvar(out, len(raw))

@@ -1,10 +1,12 @@
-"""Applies a task's records to an external sink (`topology.sinks`), each exactly once.
+"""Application of a task's records to an external sink (`topology.sinks`), each record
+exactly once.
 
-After each step the records go to the sink, with the position behind them, in one
-transaction of the sink's. A commit of the group's follows later, so after a crash the
-group is behind the sink: records between the two are read again, and left out here. Of
-these, a record that the sink refused goes to the failure handler again: what the
-handler did then (a dead letter) was part of a commit that did not count.
+After each step the records go to the sink in one transaction of the sink's, with the
+position behind them. The group commits later, so after a crash the group is behind the
+sink. Records between the two positions are read again, and are not applied a second
+time. If the sink refused one of these records, it goes to the failure handler again:
+what the handler did the first time (a dead letter) was part of a commit that did not
+count.
 
 Invariant: the group never commits a position above the sink's.
 """
@@ -21,13 +23,13 @@ from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
 
 class RefusedEarlierError(ProcessingError):
-    """The sink refused the record before it was read again; the log of the earlier
-    process has the first error.
+    """The error for a record that is read again, and that the sink has refused earlier;
+    the log of the earlier process has the first error.
     """
 
 
 class Applying:
-    """Applies the records of one task. Belongs to its stream thread."""
+    """The session of one task with its sink. Belongs to the task's stream thread."""
 
     def __init__(
         self,
@@ -43,21 +45,22 @@ class Applying:
         self._progress = progress
         self._on_failure = on_failure
         self._begin = session.position
-        """Earlier sessions applied the records below this offset."""
+        """The offset below which earlier sessions applied the records."""
 
     @property
     def ahead(self) -> int:
-        """How many offsets from the task's position on are applied already; 0: none."""
+        """The number of offsets from the task's position on that are applied already."""
         return max(0, self._begin - self._progress.position(self._source).offset)
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
-        """Apply the noted records; return how many. `all_of_it`: also bring the sink to
-        the task's position, which the group commits next.
+        """Apply the noted records; return how many. `all_of_it`: move the sink's
+        position to the task's position in any case, because the group commits that
+        next.
 
         Raises:
-            SinkUnavailableError, FencedError: nothing, or everything, of it may count:
-            open the task again. Whatever the failure handler raises: nothing of it
-            counts.
+            SinkUnavailableError, FencedError: the whole step may count, or nothing of
+                it: open the task again. Whatever the failure handler raises: nothing of
+                it counts.
         """
         position = self._progress.position(self._source).offset
         fresh = {_offset(each): each for each in self._fresh(noted)}
@@ -81,7 +84,9 @@ class Applying:
         self._session.close()
 
     def _fresh(self, noted: list[Applied]) -> Iterator[Applied]:
-        """Yield the records that no earlier session has applied or refused."""
+        """Yield the records that no earlier session has applied. A record that one has
+        refused goes to the failure handler instead.
+        """
         for each in noted:
             offset = _offset(each)
             if offset >= self._begin:
