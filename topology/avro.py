@@ -68,8 +68,8 @@ def avro(schema: AvroSchema) -> Serde[Any]: ...
 @overload
 def avro(schema: AvroSchema, type_: type[T]) -> Serde[T]: ...
 def avro(schema: AvroSchema, type_: Any = None) -> Serde[Any]:
-    """Return the serde that writes values with an Avro schema and reads records of
-    every schema that it can resolve to it.
+    """Return the serde that writes values with an Avro schema, and reads records of any
+    schema that Avro can resolve to it.
 
     Without `type_`, a record is a dict. `type_`: a class with the schema's fields that
     msgspec knows: dataclass, Struct, TypedDict. Equal arguments give the same serde.

@@ -114,7 +114,7 @@ class AccessDeniedError(LogError):
 
 
 class DeliveryError(LogError):
-    """The broker did not accept a record, so nothing of the commit counts."""
+    """The broker did not accept a record, so the whole commit has failed."""
 
 
 class RefusedError(DeliveryError):

@@ -54,7 +54,7 @@ known.
 
 
 class Bound(Protocol):
-    """The interface of the bound program that operators which hold records back use."""
+    """The part of `BoundProgram` that operators which hold records back use."""
 
     headers: Headers | None
     place: Place | None

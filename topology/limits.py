@@ -25,6 +25,6 @@ VALUES = 10_000
 bytes. Values of types without bytes have this limit alone.
 """
 VALUES_PER_BYTE = 8
-"""The number of values that each byte of an Avro record allows. Short records need more
-than one: an optional value is two values in one byte.
+"""The number of values that each byte of an Avro record allows. It is above one because
+an optional null is two values in one byte.
 """

@@ -2,7 +2,7 @@
 time and one for the wall clock.
 
 Invariant: however far the clock jumps ahead, a punctuation is called once, and its next
-time stays on its grid.
+time is still a whole number of intervals after its first.
 Invariant: a wall clock that is set back delays no punctuation: one that was due in a
 second is still due in a second. (Kafka Streams calls it when the clock shows the
 original due time.)

@@ -54,7 +54,7 @@ _AT_WORK: WeakValueDictionary[int, Work] = WeakValueDictionary()
 
 
 class Surroundings(Protocol):
-    """The interface of the bound program that a processor's `Work` uses."""
+    """The part of `BoundProgram` that a processor's `Work` uses."""
 
     headers: Headers | None
     """The headers of the current record."""

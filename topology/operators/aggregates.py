@@ -83,7 +83,7 @@ def _add_by_time(
     record: RecordVariables,
     key_bytes: str,
 ) -> None:
-    """Generate the code that adds a record to its windows."""
+    """Generate code that adds a record to its windows."""
     moves = isinstance(windows, SlidingWindows | SessionWindows)
     operator_time = function.operator_time(node)
     expire = function.compiler.expire(operator_time, node.store)
@@ -129,7 +129,7 @@ def cogroup_merge(
     node: CogroupMerge,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that forwards the update of a cogrouped aggregation."""
+    """Generate code that forwards the update of a cogrouped aggregation."""
     function.forward(node, record)
 
 
@@ -138,8 +138,8 @@ def table_group(
     node: TableGroup,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that turns an update of a row into updates of the rows of its
-    new keys: one row, or two if the key has changed.
+    """Generate code that turns an update of a row into updates of the rows of its new
+    keys: one row, or two if the key has changed.
     """
     drop_the_past(function, node, record)
     value = function.value(record)
@@ -197,8 +197,8 @@ def table_aggregate(
     node: TableAggregate,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that subtracts the old value from the aggregate of a key, and
-    adds the new value.
+    """Generate code that subtracts the old value from the aggregate of a key, and adds
+    the new value.
     """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -304,8 +304,8 @@ def _add_to_row(
     key_bytes: str,
     skip: str | None = None,
 ) -> None:
-    """Generate the code that adds a record to a row and forwards the row. Generate
-    nothing for this record afterwards.
+    """Generate code that adds a record to a row and forwards the row. Generate nothing
+    for this record afterwards.
 
     `skip`: the statement that follows a failure, if it is not the function's own.
     """
@@ -345,8 +345,8 @@ def _add_to_windows(
     key_bytes: str,
     birth: str,
 ) -> None:
-    """Generate the code that adds a record to all windows that hold it and were open at
-    its birth.
+    """Generate code that adds a record to all windows that hold it and were open at its
+    birth.
     """
     operator_time = function.operator_time(node)
     pack = function.unit.constant("window_start_bytes", _START_BYTES)
@@ -402,7 +402,7 @@ def _add_to_moving_windows(
     key_bytes: str,
     operator_time: str,
 ) -> None:
-    """Generate the code that adds a record to sliding windows or sessions, and forwards
+    """Generate code that adds a record to sliding windows or sessions, and forwards
     their updates.
     """
     unit = function.unit
@@ -507,8 +507,8 @@ def _forward_without_headers(
     updates: str,
     operator_time: str,
 ) -> None:
-    """Generate the code that forwards updates of sessions without headers, as Kafka
-    Streams does.
+    """Generate code that forwards updates of sessions without headers, as Kafka Streams
+    does.
     """
     unit = function.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
@@ -525,8 +525,8 @@ def _closing(
     windows: AnyWindows,
     operator_time: str,
 ) -> str:
-    """Return the variable of a task's open windows, and generate the function that
-    forwards them when they close.
+    """Return the generated variable of a task's open windows, and generate the function
+    that forwards them when they close.
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))

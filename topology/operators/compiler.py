@@ -198,7 +198,7 @@ class Body(Function):
         self.analysis = compiler.analysis
 
     def forward(self, node: Node, record: RecordVariables) -> None:
-        """Generate the code that passes a record to the children of a node. Generate
+        """Generate code that passes a record to the children of a node. Generate
         nothing for this record afterwards.
         """
         edges = self.analysis.edges(node)
@@ -231,8 +231,8 @@ class Body(Function):
         record: RecordVariables,
         condition: str,
     ) -> None:
-        """Generate the code that drops and counts a record as late under a condition,
-        and passes it to the node's `Late` children.
+        """Generate code that drops and counts a record as late under a condition, and
+        passes it to the node's `Late` children.
         """
         with self.block(f"if {condition}:"):
             self.call_late(node, record)
@@ -246,7 +246,7 @@ class Body(Function):
             self._call(edge, record)
 
     def enter(self, edge: Edge, record: RecordVariables) -> None:
-        """Generate the code that passes a record to one child, inlined if possible.
+        """Generate code that passes a record to one child, inlined if possible.
         Generate nothing for this record afterwards.
         """
         inline = (
@@ -328,8 +328,8 @@ class Body(Function):
         return born
 
     def keep_headers(self, node: Node, entry: str) -> None:
-        """Generate the code that keeps the record's headers with the row that it
-        changed, if the row's update is held back.
+        """Generate code that keeps the record's headers with the row that it changed,
+        if the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """
@@ -348,8 +348,8 @@ class Body(Function):
         return entry
 
     def remember(self, store: StoreSpec, value: str) -> None:
-        """Generate the code that remembers the value of a row before a record changes
-        it, if a self-join looks it up.
+        """Generate code that remembers the value of a row before a record changes it,
+        if a self-join looks it up.
         """
         if store.name in self.compiler.self_joins.first:
             self.line(f"{self.compiler.before}.clear()")
@@ -363,8 +363,8 @@ class Body(Function):
         key_bytes: str,
         entry: str,
     ) -> None:
-        """Generate the code that marks an entry as changed, after its value and
-        timestamp are set.
+        """Generate code that marks an entry as changed, after its value and timestamp
+        are set.
         """
         name = self.unit.store(store)
         with self.block(f"if not {entry}.dirty:"):
@@ -373,8 +373,8 @@ class Body(Function):
             self.line(f"note_{name}({key_bytes}, {entry})")
 
     def operator_time(self, node: Node) -> str:
-        """Return the variable of a node's stream time, and declare that this function
-        may change it.
+        """Return the generated variable of a node's stream time, and declare that this
+        function may change it.
         """
         operator_time = self.unit.operator_time(
             self.analysis.numbers[node.name],

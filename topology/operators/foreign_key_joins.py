@@ -44,8 +44,8 @@ def ask(
     node: ForeignKeyAsk,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that sends subscriptions to the right rows of a left row's new
-    and old foreign keys.
+    """Generate code that sends subscriptions to the right rows of a left row's new and
+    old foreign keys.
     """
     drop_the_past(function, node, record)
     assert record.old is not None  # the join requested old values
@@ -89,7 +89,7 @@ def answer(
     node: ForeignKeyAnswer,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that stores and answers a subscription, and sends a change of a
+    """Generate code that stores and answers a subscription, and sends a change of a
     right row to all its subscribers.
 
     Subscribers are answered in the order of their keys.
@@ -186,8 +186,8 @@ def result(
     node: ForeignKeyResult,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that joins an answer with the left row that asked, unless the
-    row has changed since.
+    """Generate code that joins an answer with the left row that asked, unless the row
+    has changed since.
     """
     key_bytes = function.key_as_bytes(record, node.key, node)
     answer = function.value(record)

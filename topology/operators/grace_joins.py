@@ -83,8 +83,8 @@ def buffered_join(
     node: BufferedJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that holds a record, and joins the records that are due with
-    their rows.
+    """Generate code that holds a record, and joins the records that are due with their
+    rows.
     """
     if not node.left:
         drop_null_key(function, node, record)
@@ -114,7 +114,7 @@ def _meet(
     held: str,
     at_hand: tuple[str, str, str] | None = None,
 ) -> None:
-    """Generate the code that joins held records with their rows, each under its own
+    """Generate code that joins held records with their rows, each under its own
     headers.
 
     `held`: the code of the held records. `at_hand`: the variables of the current record

@@ -53,7 +53,7 @@ _NEVER = -1
 
 
 class SideTimes(Protocol):
-    """The interface of the bound program that a join uses."""
+    """The part of `BoundProgram` that a stream-stream join uses."""
 
     elsewhere: bool
     """Whether other tasks, at their own speed, process records of some keys of the

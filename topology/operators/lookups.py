@@ -137,7 +137,7 @@ class LookUp:
         return found
 
     def _seen(self, step: Filter | MapValues, row: RowVariables) -> RowVariables:
-        """Generate the code that applies a filter or a mapper to a row that was looked
+        """Generate code that applies a filter or a mapper to a row that was looked
         up.
         """
         call_of = self.function.call_of

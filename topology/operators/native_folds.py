@@ -43,7 +43,7 @@ def fold(
     record: RecordVariables,
     key_bytes: str,
 ) -> None:
-    """Generate the code that appends a record to the columns of an aggregation."""
+    """Generate code that appends a record to the columns of an aggregation."""
     name = function.unit.identifier("fold", node.name)
     _begin(function.compiler, node, name)
     if node.windows is not None:
@@ -89,7 +89,7 @@ def forward_at_once(
     flush: str,
     node: Aggregate,
 ) -> None:
-    """Generate the code that forwards updates from the record cache as columns, if the
+    """Generate code that forwards updates from the record cache as columns, if the
     nodes below are sinks that allow it.
 
     `flush`: the name of the function that forwards the updates one by one.

@@ -34,8 +34,8 @@ def process(
     node: Processing,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that calls the processor with the record. The processor's
-    context calls the code of the nodes below.
+    """Generate code that calls the processor with the record. The processor's context
+    calls the code of the nodes below.
     """
     key_bytes = "None"
     if node.key is not None:
@@ -52,8 +52,8 @@ def do_effects(
     node: AsyncProcessing,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that applies the effects recorded by the record's call. An
-    error of the call fails the record here.
+    """Generate code that applies the effects recorded by the record's call. An error of
+    the call fails the record here.
     """
     assert record.key_bytes is not None, "the keys are those of the topic"
     function.drop_if(f"{record.key_bytes} is None", node, "null-key")
@@ -66,8 +66,8 @@ def do_effects(
 
 
 def _work(compiler: Compiler, node: Processing) -> str:
-    """Return the variable of the object that runs a node in a task. With the prefix
-    `run_`, it is the variable of its method for a record.
+    """Return the generated variable of the object that runs a node in a task. With the
+    prefix `run_`, it is the variable of its method for a record.
     """
     unit = compiler.unit
     names = list(
@@ -130,8 +130,8 @@ def take_result(
     node: AsyncMap,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that forwards the result of the record's finished call. An
-    error of the call fails the record.
+    """Generate code that forwards the result of the record's finished call. An error of
+    the call fails the record.
     """
     result = f"{function.unit.bind('result', 'result = process.result')}({node.name!r})"
     if node.flat and node.pairs:
@@ -167,7 +167,7 @@ def begin_call(
     node: Asynchronous,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that requests a call with this record."""
+    """Generate code that requests a call with this record."""
     want = function.unit.bind("want", "want = process.want")
     if isinstance(node, AsyncProcessing):
         function.drop_if(f"{record.key_bytes} is None", node, "null-key")

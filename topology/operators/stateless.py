@@ -43,7 +43,7 @@ def filter_records(
     node: Filter,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that drops a record that fails the predicate. In a table, the
+    """Generate code that drops a record that fails the predicate. In a table, the
     record becomes a tombstone.
     """
     if node.table:
@@ -60,7 +60,7 @@ def _filter_rows(
     node: Filter,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that forwards a tombstone for a row that fails the predicate.
+    """Generate code that forwards a tombstone for a row that fails the predicate.
 
     If the old value is known and failed the predicate as well, nothing is forwarded.
     For a versioned table, the tombstone is always forwarded, because a record may
@@ -131,7 +131,7 @@ def _keep(
     *,
     skip_nothing: bool,
 ) -> None:
-    """Generate the code that stores and forwards a row. With `skip_nothing`, this is
+    """Generate code that stores and forwards a row. With `skip_nothing`, this is
     skipped if the row neither exists nor existed.
 
     The store has no versions, even if the table above has: each record is the latest of
@@ -162,7 +162,7 @@ def map_values(
     node: MapValues,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that maps the value. A table's tombstones stay tombstones."""
+    """Generate code that maps the value. A table's tombstones stay tombstones."""
     call = function.call_of(
         "mapper",
         node.mapper,
@@ -197,7 +197,7 @@ def flat_map_values(
     node: FlatMapValues,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that maps a value to any number of values.
+    """Generate code that maps a value to any number of values.
 
     The mapper runs to its end first, so that its errors are not taken for errors of a
     node below.
@@ -221,8 +221,8 @@ def flat_map(
     node: FlatMap,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that maps a record to any number of records. The pairs are
-    unpacked at once, so a bad pair fails the mapper.
+    """Generate code that maps a record to any number of records. The pairs are unpacked
+    at once, so a bad pair fails the mapper.
     """
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
     pairs = f"[(new_key, new_value) for new_key, new_value in {call}]"
@@ -234,7 +234,7 @@ def map_pairs(
     node: Map,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that maps key and value."""
+    """Generate code that maps key and value."""
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
     forward_pair(function, node, record, call)
 
@@ -245,7 +245,7 @@ def forward_pair(
     record: RecordVariables,
     pair: str,
 ) -> None:
-    """Generate the code that forwards the record with the key and value of `pair`, an
+    """Generate code that forwards the record with the key and value of `pair`, an
     expression that is guarded.
     """
     key = function.fresh("key")
@@ -261,7 +261,7 @@ def forward_pairs(
     record: RecordVariables,
     many: str,
 ) -> None:
-    """Generate the code that forwards the record with each key and value of `many`."""
+    """Generate code that forwards the record with each key and value of `many`."""
     key = function.fresh("key")
     value = function.fresh("value")
     with function.loop(f"for {key}, {value} in {many}:"):
@@ -274,7 +274,7 @@ def forward_values(
     record: RecordVariables,
     many: str,
 ) -> None:
-    """Generate the code that forwards the record with each value of `many`."""
+    """Generate code that forwards the record with each value of `many`."""
     if record.key is None and function.analysis.below(node, record.key_serde, None).key:
         function.key(record)  # once, not in each iteration
     value = function.fresh("value")
@@ -287,7 +287,7 @@ def select_key(
     node: SelectKey,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that maps the key."""
+    """Generate code that maps the key."""
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
     function.forward(node, record.with_key(function.guarded("key", call, node)))
 
@@ -297,7 +297,7 @@ def peek(
     node: Peek,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that calls the action and forwards the record."""
+    """Generate code that calls the action and forwards the record."""
     call = function.call_of("action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
         function.line(call)
@@ -309,7 +309,7 @@ def drop_null_keys(
     node: DropNullKeys,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that drops and counts a record without a key."""
+    """Generate code that drops and counts a record without a key."""
     function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
     function.forward(node, replace(record, has_key=True))
 
@@ -319,8 +319,8 @@ def pass_on(
     node: Merge | ToStream | Branch | Late,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that forwards the record unchanged. Below `ToStream`, it is no
-    longer marked as the latest of its row or not.
+    """Generate code that forwards the record unchanged. `ToStream` only removes the
+    mark whether a record is the latest of its row, because a stream has no rows.
     """
     function.forward(
         node,
@@ -333,7 +333,7 @@ def sink(
     node: Sink,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that appends the record to the topic's output."""
+    """Generate code that appends the record to the topic's output."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     out = function.unit.output(node.topic)
@@ -352,7 +352,7 @@ def apply_to(
     _: ApplyTo,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that adds the record to those for the external sink."""
+    """Generate code that adds the record to those for the external sink."""
     note = function.unit.bind("note_applied", "note_applied = process.applied.append")
     made = function.unit.constant("Applied", Applied)
     key = function.key(record)
@@ -396,7 +396,7 @@ def split(
     node: Split,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that passes a record to the branch of the first true predicate,
+    """Generate code that passes a record to the branch of the first true predicate,
     else to the default branch, if there is one.
     """
     calls = [
@@ -416,8 +416,8 @@ def dynamic_sink(
     node: DynamicSink,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that appends a record to the output of the topic that the
-    user's function names. The output is made on first use.
+    """Generate code that appends a record to the output of the topic that the user's
+    function names. The output is made on first use.
     """
     call = function.call_of("topic_of", node.topic_of, record, KEY_AND_VALUE)
     topic = function.guarded("topic", call, node)

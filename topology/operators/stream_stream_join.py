@@ -28,7 +28,7 @@ def stream_stream_join(
     node: StreamStreamJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that joins a record of the side `record.side` with the other
+    """Generate code that joins a record of the side `record.side` with the other
     side.
     """
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
@@ -60,7 +60,7 @@ def stream_stream_join(
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
-    """Return the variable of a join's `JoinMemory`."""
+    """Return the generated variable of a join's `JoinMemory`."""
     topics = [
         compiler.analysis.topics(compiler.analysis.named(parent))
         for parent in node.parents
@@ -116,7 +116,7 @@ def _forward(
     *,
     skip: str = "continue",
 ) -> None:
-    """Generate the code that applies the joiner to pairs and forwards the results.
+    """Generate code that applies the joiner to pairs and forwards the results.
 
     `pairs`: the code of the pairs. `skip`: the statement after a failure. It is `break`
     if the pairs are those of one record, which fails with all remaining pairs. Pairs of

@@ -141,7 +141,7 @@ def suppress(
     node: Suppress,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that holds an update, and forwards the updates that are then
+    """Generate code that holds an update, and forwards the updates that are then
     due.
     """
     key_bytes = function.key_as_bytes(record, node.key, node)
@@ -163,7 +163,7 @@ def suppress(
 
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
-    """Return the variable of a task's `SuppressionBuffer`."""
+    """Return the generated variable of a task's `SuppressionBuffer`."""
     return compiler.unit.made(
         "waiting",
         node.name,

@@ -34,8 +34,8 @@ def table_table_join(
     node: TableTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that joins an update of the side `record.side` with the row of
-    the other side.
+    """Generate code that joins an update of the side `record.side` with the row of the
+    other side.
     """
     drop_null_key(function, node, record)
     drop_the_past(function, node, record)
@@ -255,7 +255,7 @@ def _skip_nothing(
     other: RowVariables,
     before: RowVariables,
 ) -> None:
-    """Generate the code that ends the work on an update if neither the new nor the old
+    """Generate code that ends the work on an update if neither the new nor the old
     result exists.
     """
     if _needs_other(node, record):

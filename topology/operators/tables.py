@@ -70,7 +70,7 @@ def stream_table_join(
     node: StreamTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that joins a stream record with the current row of its key. The
+    """Generate code that joins a stream record with the current row of its key. The
     output keeps the record's timestamp.
     """
     if not node.left:
@@ -88,8 +88,8 @@ def join_row(
     record: RecordVariables,
     checked: str | None = None,
 ) -> RecordVariables:
-    """Generate the code that joins a record with the row of its key; return the result
-    as a record.
+    """Generate code that joins a record with the row of its key; return the result as a
+    record.
 
     `checked`: a variable of the value, as bytes or object, that is known not to be
     None.
@@ -115,7 +115,7 @@ def drop_null_key(
     node: Node,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that drops and counts a record without a key."""
+    """Generate code that drops and counts a record without a key."""
     if not record.has_key:
         function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
 
@@ -170,8 +170,8 @@ def drop_the_past(
     node: Node,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that drops a record that changes only earlier versions of its
-    row, for an operator that uses the latest rows.
+    """Generate code that drops a record that changes only earlier versions of its row,
+    for an operator that uses the latest rows.
     """
     if record.latest is not None:
         function.drop_if(f"not {record.latest}", node, "not-the-latest")
@@ -241,8 +241,8 @@ def expire_rows(
 
 
 def expire_first(function: Body, source: Source) -> None:
-    """Generate the code that deletes the rows that a record makes due, before the
-    record enters any operator.
+    """Generate code that deletes the rows that a record makes due, before the record
+    enters any operator.
     """
     for name, topics in function.unit.expiring.items():
         if not set(topics).isdisjoint(source.topics):
@@ -254,7 +254,7 @@ def stream_global_join(
     node: StreamGlobalJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the code that joins a record with the current row of the mapped key. The
+    """Generate code that joins a record with the current row of the mapped key. The
     output keeps the record's timestamp.
     """
     value = function.value(record)
