@@ -46,6 +46,12 @@ if TYPE_CHECKING:
         TimeWindowedKStream,
     )
     from coopstreams.topology.errors import QueryError
+    from coopstreams.topology.external_sinks import (
+        ExternalSink,
+        SinkPartition,
+        SinkRecord,
+        SinkSession,
+    )
     from coopstreams.topology.failures import Failure
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
@@ -65,12 +71,6 @@ if TYPE_CHECKING:
     )
     from coopstreams.topology.records import Record, TimestampedRecord
     from coopstreams.topology.serdes import Serde, Windowed
-    from coopstreams.topology.sinks import (
-        ExternalSink,
-        SinkPartition,
-        SinkRecord,
-        SinkSession,
-    )
     from coopstreams.topology.suppression import until_time_limit, until_window_closes
     from coopstreams.topology.windows import (
         SessionWindows,
@@ -181,7 +181,7 @@ _HOME = {
         "RecordMetadata key_value_store session_store versioned_store window_store",
         "coopstreams.topology.records": "Record TimestampedRecord",
         "coopstreams.topology.serdes": "Serde Windowed",
-        "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
+        "coopstreams.topology.external_sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
         "coopstreams.topology.suppression": "until_time_limit until_window_closes",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()

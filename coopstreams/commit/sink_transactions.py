@@ -1,5 +1,5 @@
-"""Application of a task's records to an external sink (`topology.sinks`), each record
-exactly once.
+"""Application of a task's records to an external sink (`topology.external_sinks`), each
+record exactly once.
 
 After each step the records go to the sink in one transaction of the sink's, with the
 position behind them. The group commits later, so after a crash the group is behind the
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from coopstreams.commit.progress import Progress
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.external_sinks import Applied, SinkRecord, SinkSession
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
 
 class RefusedEarlierError(ProcessingError):

@@ -50,7 +50,7 @@ from coopstreams.topology.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from coopstreams.topology.sinks import SinkSession
+from coopstreams.topology.external_sinks import SinkSession
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from coopstreams.common.host import SYSTEM, Host, Signal
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, ConfigError, LogError
+from coopstreams.topology.external_sinks import SinkPartition, SinkSession
 from coopstreams.topology.graph.nodes import ApplyTo
-from coopstreams.topology.sinks import SinkPartition, SinkSession
 from coopstreams.topology.task_id import TaskId
 
 FIRST_PAUSE_S = 0.2

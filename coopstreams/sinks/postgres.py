@@ -42,7 +42,7 @@ from coopstreams.topology.errors import (
     SinkUnavailableError,
     TopologyError,
 )
-from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
+from coopstreams.topology.external_sinks import OnRefused, SinkPartition, SinkRecord
 
 Columns: TypeAlias = Mapping[str, Any]
 _Statement: TypeAlias = tuple[str, tuple[str, ...]]

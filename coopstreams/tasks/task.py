@@ -51,10 +51,10 @@ from coopstreams.topology.compile.operator_time import Part, operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
 from coopstreams.topology.compile.timestamps import as_written
+from coopstreams.topology.external_sinks import SinkSession
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.sinks import SinkSession
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from coopstreams.testing.driver_views import OutputRecord, OutputTopic
 from coopstreams.topology.errors import ConfigError, FencedError
+from coopstreams.topology.external_sinks import OnRefused, SinkPartition, SinkRecord
 from coopstreams.topology.graph.nodes import Structure, SubTopology
-from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 
 @dataclass(slots=True)

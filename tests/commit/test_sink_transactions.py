@@ -19,9 +19,14 @@ from coopstreams.log.log import Position
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ProcessingError, SinkUnavailableError
+from coopstreams.topology.external_sinks import (
+    Applied,
+    OnRefused,
+    SinkPartition,
+    SinkRecord,
+)
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.sinks import Applied, OnRefused, SinkPartition, SinkRecord
 
 SOURCE = TopicPartition("app-s-repartition", 0)
 END = 60

@@ -14,9 +14,9 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.external_sinks import SinkPartition
 from coopstreams.topology.graph.nodes import ApplyTo
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.sinks import SinkPartition
 from coopstreams.topology.task_id import TaskId
 
 SOURCE, TASK = TopicPartition("rows", 0), TaskId(0, 0, WHOLE)

@@ -1,4 +1,4 @@
-"""The contract of `topology.sinks`, on each external sink."""
+"""The contract of `topology.external_sinks`, on each external sink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from coopstreams.sinks.postgres import PostgresSink
 from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology.errors import ConfigError, FencedError
-from coopstreams.topology.sinks import (
+from coopstreams.topology.external_sinks import (
     ExternalSink,
     SinkPartition,
     SinkRecord,

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from coopstreams.sinks.postgres import PostgresSink, fields_of
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import ConfigError, SinkUnavailableError, TopologyError
-from coopstreams.topology.sinks import SinkPartition, SinkRecord
+from coopstreams.topology.external_sinks import SinkPartition, SinkRecord
 from tests.sinks.server import PostgresServer
 
 NUMBERS = count()

@@ -23,9 +23,9 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.external_sinks import SinkPartition, SinkRecord
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.sinks import SinkPartition, SinkRecord
 from coopstreams.topology.task_id import TaskId
 
 APPLIED_BEFORE, RECORDS, MS_EACH = 3000, 5000, 10

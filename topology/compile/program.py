@@ -45,6 +45,7 @@ from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.compile.task_processor import Children, EffectsWork, Work
 from coopstreams.topology.compile.timestamps import TimestampColumn, as_written, valid
+from coopstreams.topology.external_sinks import Applied
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import (
     AsyncProcessing,
@@ -55,7 +56,6 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
-from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
 
 

@@ -22,6 +22,7 @@ from coopstreams.topology.dsl.stream_calls import StreamCalls
 from coopstreams.topology.dsl.stream_joins import StreamJoins
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.external_sinks import ExternalSink
 from coopstreams.topology.graph.nodes import (
     Filter,
     FlatMap,
@@ -34,7 +35,6 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.partitioners import Partitioner
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.sinks import ExternalSink
 from coopstreams.topology.stores import StoreSpec
 
 K = TypeVar("K")

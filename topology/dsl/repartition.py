@@ -21,6 +21,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.sources import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.external_sinks import ExternalSink
 from coopstreams.topology.graph.graph import (
     Flow,
     Repartition,
@@ -30,7 +31,6 @@ from coopstreams.topology.graph.graph import (
 from coopstreams.topology.graph.nodes import ApplyTo, DropNullKeys
 from coopstreams.topology.naming import check_name, repartition_topic
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.sinks import ExternalSink
 
 
 def _nothing(_: Any) -> bytes:

@@ -17,8 +17,8 @@ from re import Pattern
 from typing import Any, TypeAlias
 
 from coopstreams.topology.calls import Calling, listed, listed_later
+from coopstreams.topology.external_sinks import ExternalSink
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.sinks import ExternalSink
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows, SlidingWindows
 

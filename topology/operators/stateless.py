@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from coopstreams.topology.external_sinks import Applied
 from coopstreams.topology.graph.nodes import (
     ApplyTo,
     Branch,
@@ -32,7 +33,6 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.partitioners import chosen
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Operator
-from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import StoreSpec
 
 KEY_AND_VALUE = ("key", "value")
