@@ -12,7 +12,7 @@ from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.operators.parts import MakeParts
+from coopstreams.topology.operators.json_parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
 
 PROGRAMS = 64

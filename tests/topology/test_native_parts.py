@@ -27,7 +27,7 @@ from coopstreams.topology.compile.program import Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.fields import Condition
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.operators.parts import unread
+from coopstreams.topology.operators.json_parts import unread
 from tests.conftest import needs_native
 
 pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]

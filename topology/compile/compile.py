@@ -63,7 +63,7 @@ from coopstreams.topology.operators import (
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator, Variant
-from coopstreams.topology.operators.parts import MakeParts, parts_read, read_parts
+from coopstreams.topology.operators.json_parts import MakeParts, parts_read, read_parts
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde

@@ -30,7 +30,7 @@ from coopstreams.topology.operators.codegen import (
     Unit,
 )
 from coopstreams.topology.operators.expressions import expression, of_value
-from coopstreams.topology.operators.parts import MakeParts
+from coopstreams.topology.operators.json_parts import MakeParts
 from coopstreams.topology.operators.self_joins import self_joins
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde

@@ -35,7 +35,7 @@ from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.known_folds import folds
 from coopstreams.topology.graph.nodes import SubTopology
-from coopstreams.topology.operators.parts import MakeParts
+from coopstreams.topology.operators.json_parts import MakeParts
 
 logger = logging.getLogger(__name__)
 
