@@ -27,7 +27,7 @@ from coopstreams.spark.committed_records import Rebuild
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.rounds import Round, rounds_of
 from coopstreams.state.manifest import shape_of
-from coopstreams.topology.compile.foreseen import foresees
+from coopstreams.topology.compile.coming_advances import foresees
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.patterns import unmatched

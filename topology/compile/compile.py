@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.call_order import ahead_of_calls, keys_suffice
-from coopstreams.topology.compile.foreseen import foresees
+from coopstreams.topology.compile.coming_advances import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import (

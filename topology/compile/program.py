@@ -33,7 +33,7 @@ from coopstreams.topology.columns import (
     TopicPartition,
 )
 from coopstreams.topology.compile.call_order import Results, Wanted
-from coopstreams.topology.compile.foreseen import Foreseen, Place
+from coopstreams.topology.compile.coming_advances import Foreseen, Place
 from coopstreams.topology.compile.operator_time import (
     Operator,
     OperatorTimeColumns,
@@ -99,7 +99,7 @@ class Program:
     """
     foresees: bool = False
     """Whether tasks need the moments at which stream time advances: see
-    `foreseen.foresees`.
+    `coming_advances.foresees`.
     """
     idle_ms: Mapping[str, int] = field(default_factory=dict)
     """The silence after which a topic's stream time advances. If any topic has one,
