@@ -9,7 +9,7 @@ from coopstreams.instance.components import Components, client_settings
 from coopstreams.log.kafka.share_consumer import KafkaShare
 from coopstreams.sharing.share_group import ShareMembers, share_group
 from coopstreams.sharing.share_thread import ShareThread, ShareTimes
-from coopstreams.sharing.work import SharedWork, ShareServices
+from coopstreams.sharing.shared_work import SharedWork, ShareServices
 from coopstreams.tasks.events import Event
 from coopstreams.topology.compile.program import Program
 

@@ -40,7 +40,7 @@ from coopstreams.log.kafka.kafka_errors import made_again
 from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
-from coopstreams.sharing.work import SharedWork, ShareServices
+from coopstreams.sharing.shared_work import SharedWork, ShareServices
 from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.outlasting import InVain

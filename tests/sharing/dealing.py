@@ -23,7 +23,7 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.sharing.share_group import ShareMembers, share_group
 from coopstreams.sharing.share_thread import ShareThread, ShareTimes
-from coopstreams.sharing.work import SharedWork, ShareServices
+from coopstreams.sharing.shared_work import SharedWork, ShareServices
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeated_warnings import Sayings
