@@ -253,8 +253,8 @@ class CallContext(Generic[K2, V2]):
         return OwnRow(self, name)
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Record that a record is to be passed to all nodes below, or only to the node
-        that has the name `to`.
+        """Request that a record is passed to all nodes below, or only to the node that
+        has the name `to`.
 
         Raises:
             ProcessingError: no node directly below has the name `to`, or the call has

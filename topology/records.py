@@ -55,8 +55,8 @@ class Record(Generic[K, V]):
 
 
 def check_writable(record: Record[Any, Any]) -> None:
-    """Check that the timestamp and the headers of a record can be written to Kafka. The
-    record is one that a user's function forwards.
+    """Check that the timestamp and the headers of a forwarded record can be written to
+    Kafka.
 
     Raises:
         TypeError: the timestamp or a header is not valid. Keys and values are left to

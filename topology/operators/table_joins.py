@@ -91,8 +91,8 @@ def _write_results(
     """Generate the new result of a join, and the old result if a node below needs it;
     return their variables.
 
-    `before`: the other row before the update. `last`: the variable of a self-join's
-    last result.
+    `before`: the other row as of the last flush, if the record cache holds back
+    updates. `last`: the variable of a self-join's last result.
     """
     caches = function.compiler.caches(node)
     waits = waits_for_both(function.compiler, node)
