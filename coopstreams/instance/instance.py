@@ -299,8 +299,8 @@ class Instance:
         )
 
     def _turn(self) -> Failed | None:
-        """Handle the events, then fetch once, unless an error is held. Return an error
-        that ends the instance or a thread; None: there is none.
+        """Handle the events, then fetch once, unless an error is held; return an error
+        that is not held back.
         """
         failure = self._handle_events()
         if failure is not None:
@@ -311,8 +311,8 @@ class Instance:
         return self._fetch()
 
     def _handle_events(self) -> Failed | None:
-        """Handle the events that have come; wait for one if there is nothing to fetch.
-        Return an error that is not held back; None: there is none.
+        """Handle the events that have come, or wait for one if nothing can be fetched;
+        return an error that is not held back.
         """
         wait_s = 0.0
         if self._doubts.held:
@@ -448,8 +448,8 @@ class Instance:
         return None
 
     def _take_assignment(self, event: Assigned) -> Failed | None:
-        """Open and close tasks as an assignment says. Return the error with which
-        another process stops all instances; None: no process does.
+        """Open and close tasks as an assignment says; return the error with which
+        another process stops all instances.
         """
         self._say_why(event.waits)
         self._assigned = event
@@ -472,7 +472,7 @@ class Instance:
 
     def _read_topics(self, resolved: ResolvedTopology) -> None:
         """Replace the plan by one with the topics that match the patterns now. Tasks
-        whose topics have changed are opened again.
+        with other topics are opened again.
         """
         before = self.components.plan
         plan = self.components.plan = replace(before, resolved=resolved)
@@ -484,8 +484,8 @@ class Instance:
         self,
         event: Opened | Closed | Aborted | Cancelled,
     ) -> Failed | None:
-        """Apply an event about tasks. Events of an earlier incarnation of a task are
-        ignored: it was given up already.
+        """Apply an event about tasks. Events of an earlier opening of a task are
+        ignored.
         """
         match event:
             case Opened(incarnation):
@@ -546,16 +546,14 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Return whether this process is a group member that the group does not refuse
-        tasks, and all of its tasks are open.
-        """
+        """Return whether the group gives this process tasks, and all of them are open."""
         return self._takes_tasks() and all(
             state is State.RUNNING for state in self.registry.states.values()
         )
 
     def _takes_tasks(self) -> bool:
-        """Return whether this process is a group member that the group does not refuse
-        tasks. False after the membership was lost.
+        """Return whether this process is a member of the group, which does not refuse
+        it tasks.
         """
         return (
             self._assigned is not None

@@ -1,9 +1,10 @@
-"""What forbids to divide sub-topologies of this application by key range, and to
-process records out of order.
+"""What forbids dividing sub-topologies of this application by key range, and processing
+records out of order.
 
     accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
-    accept.individual.commit=false  the cluster's policy: all do, and records that wait for calls keep their order
-    ranges.before.windows=false     the application's setting: a sub-topology that feeds windows without a clock does
+    accept.individual.commit=false  the cluster's policy: all sub-topologies do, and records that wait for calls keep
+                                    their order
+    ranges.before.windows=false     the application's setting: sub-topologies do that feed windows without a clock
 
 Each member announces which of its sub-topologies may be divided, and the group divides
 those that all members allow (`group.versions`). So members that see a change at

@@ -20,15 +20,17 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Says that the opener has resolved the positions and restored the state of a task."""
+    """The event that the opener has resolved the positions and restored the state of a
+    task.
+    """
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Says that a stream thread has committed a task, or discarded it after an unclean
-    end, and does not touch it again.
+    """The event that a stream thread has committed a task, or discarded it after an
+    unclean end, and does not touch it again.
     """
 
     task: Task
@@ -36,8 +38,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Says that a stream thread could not commit and has discarded these tasks, which
-    must be opened again from the log.
+    """The event that a stream thread could not commit and has discarded these tasks,
+    which must be opened again from the log.
 
     `held`: the task that is to be opened later than the others; None: none.
     """
@@ -49,15 +51,15 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Says that the opener has dropped a task that was revoked before it was open."""
+    """The event that the opener has dropped a task that was revoked before it was open."""
 
     id: TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Says that a thread has failed. The instance stops with the error, or replaces the
-    thread if it was a stream thread.
+    """The event that a thread has failed. The instance stops with the error, or replaces
+    the thread if it was a stream thread.
     """
 
     error: BaseException
@@ -98,35 +100,35 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadAdded:
-    """Asks to start a stream thread with this number."""
+    """The request to start a stream thread with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadRemoved:
-    """Asks the stream thread with this number to end. Its tasks go to other threads."""
+    """The request to end the stream thread with this number. Its tasks go to other threads."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadEnded:
-    """Says that a stream thread has closed its tasks and its producer, and ends."""
+    """The event that a stream thread has closed its tasks and its producer, and ends."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Says that other topics match a pattern: the application now reads `resolved`."""
+    """The event that other topics match a pattern: the application now reads `resolved`."""
 
     resolved: ResolvedTopology
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """Says that the cluster's policy has changed for this application.
+    """The event that the cluster's policy has changed for this application.
 
     Shape: `announced`: which sub-topologies may be divided by key range has changed,
     and the group must be told. `reopened`: the sub-topologies whose tasks take their
@@ -139,7 +141,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Asks the instance to end."""
+    """The request to end the instance."""
 
 
 Event: TypeAlias = (

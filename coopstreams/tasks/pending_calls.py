@@ -87,9 +87,7 @@ MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
 """The most bytes of values that wait."""
 SPARE_BYTES = 1 << 20
-"""How many more bytes than after the last shortening may be held until `PendingCalls`
-shortens its steps again.
-"""
+"""How many more bytes may be held until steps are shortened again."""
 ROW_BYTES = 100
 """The approximate memory of a record or a step beside the values."""
 _ALL = b""
@@ -100,7 +98,7 @@ _ALL = b""
 class Taken:
     """A step whose records have begun their calls.
 
-    `left`: the number of its records that were not processed yet.
+    `left`: how many of its records were not processed yet.
     """
 
     step: Step
@@ -137,7 +135,7 @@ class WaitingRecord:
     """
     calls: list[NodeCall]
     line: bytes | None = None
-    """The line in which the record waits; None: it waits only for its calls."""
+    """The line in which the record waits; None: only for its calls."""
     turn: bytes | None = None
     """The key whose calls run one at a time, if the record has calls that read state.
     """
@@ -162,9 +160,7 @@ class SourceInFlight:
 
     inflight: InFlight
     reached: Position
-    """The position that the program has reached. The program takes the records of all
-    sources in one order.
-    """
+    """The position that the program has reached."""
     taken: Position
     """The position up to which steps were taken in."""
     taken_operator_times: list[int]
@@ -174,9 +170,7 @@ class SourceInFlight:
     partition_times: Sequence[int]
     """The indexes of the operator times that are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
-    """The records that wait for their calls or for earlier records, by offset, in
-    order.
-    """
+    """The records that were not processed yet, by offset, in order."""
     segments: tuple[Segment, ...] | None = None
     """The result of `now`; None: not computed yet."""
 
@@ -197,8 +191,8 @@ class SourceInFlight:
         `taken_operator_times` to those behind it.
 
         The reader's times begin again when an owner of the partition changes, so each
-        is raised to the time that was known before. The program does not know it yet: a
-        record that waits has not advanced the program.
+        is raised to the last known time. The program does not know that time, because a
+        record that waits has not advanced it.
         """
         before = self.taken_operator_times
         if step.operator_times:
@@ -238,7 +232,7 @@ def bytes_of(columns: Columns) -> int:
 class _Turn:
     """The calls of one record that read state, in order.
 
-    `rows`: the rows of the record's key, as its calls so far have left them.
+    `rows`: the rows of its key, as the calls so far have left them.
     """
 
     calls: deque[NodeCall]
@@ -246,12 +240,10 @@ class _Turn:
 
 
 class Turns:
-    """Runs the calls that read state one at a time for each key of one task.
+    """Runs the calls that read state, one at a time for each key of a task.
 
-    `add`: a record needs calls that read state. `ended`: one of these calls has ended.
-    `passed`: all calls of a record have ended, and their changes are in the stores.
-    Each of the three returns the call to begin next, if there is one. The rows of a
-    call are read when it begins.
+    `add`, `ended` and `passed` return the call to begin next, if there is one. Its rows
+    are read when it begins.
     """
 
     def __init__(
@@ -270,9 +262,7 @@ class Turns:
         }
         self._stores = stores
         self._of_keys: dict[bytes, deque[_Turn]] = {}
-        """For each key, the calls of its unprocessed records, in order. Calls of the
-        first record may be running.
-        """
+        """For each key, the calls of its unprocessed records, in order."""
 
     def call(
         self,
@@ -301,7 +291,7 @@ class Turns:
         )
 
     def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
-        """Queue the calls of one record behind those of the earlier records of its key;
+        """Queue the calls of a record behind those of earlier records of its key;
         return the call to begin now, if any.
         """
         key = calls[0].key
@@ -328,8 +318,8 @@ class Turns:
         return self._next(turns)
 
     def passed(self, key: bytes) -> NodeCall | None:
-        """Note that the first queued record of a key was processed; return the first
-        call of the next record, if any.
+        """Note that a key's first queued record was processed; return the first call of
+        the next one, if any.
         """
         turns = self._of_keys[key]
         turns.popleft()
@@ -359,8 +349,8 @@ class Turns:
 
 
 def _hurry(turns: deque[_Turn]) -> None:
-    """Have the running call wake the task as soon as it ends, if other calls of the key
-    wait for it.
+    """Have the running call wake the task as soon as it ends, if other calls of its key
+    wait.
     """
     if turns[0].calls and (len(turns) > 1 or len(turns[0].calls) > 1):
         turns[0].calls[0].prompt = True
@@ -422,9 +412,7 @@ class PendingCalls:
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
-        """The steps taken in, in order, from the first whose records or times are not
-        processed.
-        """
+        """The steps taken in, in order, from the first that is not processed."""
         self._lines: dict[bytes, deque[WaitingRecord]] = {}
         """The records of each line, in order, from the first that is not ready."""
         self._ready: deque[WaitingRecord] = deque()
@@ -435,8 +423,8 @@ class PendingCalls:
         self.begun = 0
         """The number of calls begun."""
         self.told: Callable[[Collection[NodeCall]], None] = self.ended
-        """Called with the calls that have ended, on the thread that ended them. A test
-        driver replaces it to delay them.
+        """Called with ended calls, on the thread that ended them. A test driver delays
+        them.
         """
         self._most_held = SPARE_BYTES
         self._done: deque[NodeCall] = deque()
@@ -502,9 +490,7 @@ class PendingCalls:
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first record has waited; None if no record waits. Units:
-        `Host.now`.
-        """
+        """Since when the first record has waited; None: none waits. Units: `Host.now`."""
         return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:
@@ -566,10 +552,8 @@ class PendingCalls:
         return taken
 
     def _first_calls(self, record: WaitingRecord, key: bytes | None) -> list[NodeCall]:
-        """Return the calls of a record that may begin now.
-
-        Of its calls that read state, only the first may begin, and only if no earlier
-        record of the key has such calls.
+        """Return the calls of a record that may begin now. Calls that read state begin
+        one at a time for each key.
         """
         begun: list[NodeCall] = []
         turn: list[NodeCall] = []
@@ -623,12 +607,11 @@ class PendingCalls:
             yield step.source, step.stream_time, step.operator_times
 
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Yield, in the form of `passed`, the times before the first record that waits.
-        A commit states these times.
+        """Yield, as `passed` does, the times before the first record that waits. A
+        commit states these times.
 
         Records of other ranges may have advanced the times in the middle of a step. The
-        times of other sources do not change: their next records come after the waiting
-        one.
+        times of other sources do not change: their next records come later.
         """
         for each in self._sources.values():
             # the program's own times advance with these records, and at flushes of
@@ -685,9 +668,7 @@ class PendingCalls:
         return True
 
     def drain(self) -> None:
-        """Begin no more calls, because the task is being closed; calls that are being
-        made go on.
-        """
+        """Begin no more calls: the task is being closed."""
         for lane in self._lanes.values():
             lane.drain()
 
@@ -709,8 +690,8 @@ class PendingCalls:
         self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Drop the columns of processed records, and join steps without waiting
-        records. Many of both collect behind a stuck record.
+        """Drop processed records, and join steps without waiting records. Both collect
+        behind a stuck record.
         """
         for each in self._sources.values():
             for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
@@ -718,8 +699,8 @@ class PendingCalls:
                     taken.keep(list(records))
         kept: list[Taken] = []
         over: dict[TopicPartition, Taken] = {}
-        """The steps at the end of `kept` whose records were all processed, by source.
-        Where the order of all records counts, only the last such step.
+        """The last steps of `kept`, if all their records were processed, by source.
+        Where the order of all records counts, only the last step.
         """
         for taken in self._steps:
             source = taken.step.source
@@ -784,9 +765,7 @@ class PendingCalls:
             self._lanes[name].begin(each)
 
     def _line_up(self, record: WaitingRecord, line: bytes | None) -> None:
-        """Queue a record in this line until its calls and the earlier records of the
-        line allow it to be ready.
-
+        """Queue a record in this line, or make it ready if it waits for nothing. Line
         None: it waits only for its calls.
         """
         if line is not None and (record.waits_for or line in self._lines):
@@ -796,8 +775,8 @@ class PendingCalls:
             self._ready.append(record)
 
     def _release(self, record: WaitingRecord) -> None:
-        """Make a record ready whose calls have ended; in a line, only if it is the
-        first, and then the records behind it that wait for no call.
+        """Make a record ready whose calls have ended, if it is the first of its line,
+        and then those behind it that wait for no call.
         """
         if record.line is None:
             self._ready.append(record)
@@ -815,8 +794,8 @@ class PendingCalls:
     def _fits(self, records: Sequence[WaitingRecord]) -> bool:
         """Return whether the next ready record may be in one step with these.
 
-        Where the order of all records is kept, a step has the records of one step taken
-        in: times that other sources have reached may lie between two steps.
+        Where the order of all records is kept, only records of one step may: times of
+        other sources may lie between steps.
         """
         if not records:
             return True
@@ -862,11 +841,11 @@ def _gathered(records: Iterable[WaitingRecord]) -> Columns:
 
 
 def _leave_to_the_program(on_failure: OnFailure, failure: Failure) -> None:
-    """Ignore a failure above an asynchronous node: no call is made, and the program
-    meets the failure again and reports it.
+    """Ignore a failure above an asynchronous node: the program meets it again, and
+    reports it.
 
-    While the schema registry does not answer, report the failure at once. Otherwise the
-    program might find the registry answering, and miss the call.
+    While the schema registry does not answer, report it at once. Otherwise the program
+    might find the registry answering, and miss the call.
     """
     if registry_is_away(failure.error):
         on_failure(failure)

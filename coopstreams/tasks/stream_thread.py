@@ -120,9 +120,9 @@ class TimeMark:
 @dataclass(frozen=True, slots=True)
 class Promised:
     """The message that a task promises these times to the readers of timed topics, by
-    topic, because its sources are silent.
+    topic.
 
-    `ends`: the offsets up to which the sources were read.
+    `ends`: the offsets up to which its silent sources were read.
     """
 
     task: Task
@@ -139,9 +139,7 @@ class CallsEnded:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The message that a task goes on, which had more records than fitted into its last
-    step.
-    """
+    """The message that it is the turn of a task that had records left."""
 
     task: Task
 
@@ -161,10 +159,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class CommitDue:
-    """The message that wakes an idle thread, because siblings may have committed and it
-    may have to commit too.
+    """The message that wakes an idle thread: siblings may have committed, so that it
+    has to commit, too.
 
-    It only ends the wait: the loop commits if a commit is due.
+    It only ends the wait. The loop commits if a commit is due.
     """
 
 
@@ -320,10 +318,9 @@ class StreamThread:
         ends: Mapping[TopicPartition, int],
         times: Mapping[str, int],
     ) -> None:
-        """Promise times to the readers of timed topics, while the sources of a task are
-        silent.
+        """Promise times to the readers of timed topics.
 
-        `ends`: the ends up to which the sources were read.
+        `ends`: the offsets up to which the silent sources were read.
         """
         self._inbox.put(Promised(task, ends, times))
 
@@ -530,8 +527,8 @@ class StreamThread:
         self.committer.claim(task, self._tasks[:-1])
 
     def _have(self, tasks: list[Task]) -> None:
-        """Set the tasks of this thread. There may be a thousand, so those that need
-        regular checks are listed apart.
+        """Set the tasks of this thread. Those that need regular checks are listed
+        apart: there may be a thousand tasks.
         """
         self._tasks = tasks
         self._merging = [task for task in tasks if len(task.sources) > 1]
@@ -539,8 +536,8 @@ class StreamThread:
         self._calling = any(task.calls is not None for task in tasks)
 
     def _forget(self, message: Moved) -> None:
-        """Take this message out of the waiting ones: the next batch without records of
-        the partition makes a new message.
+        """Take this message out of `_moved`: the next batch without records makes a new
+        one.
         """
         with self._lock:
             waiting = self._moved.get(message.task, {})

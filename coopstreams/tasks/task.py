@@ -62,8 +62,7 @@ if TYPE_CHECKING:
     from coopstreams.tasks.spans import RecordSpans
 
 MOST_TAKEN = 1000
-"""The most records whose calls begin at once. After that many, the bytes of the records
-that wait for calls are checked.
+"""The most records whose calls begin at once. Then the limit on their bytes is checked.
 """
 
 APPLIED_S = 1.0
@@ -86,8 +85,8 @@ class Incarnation:
     state: TaskState
     progress: Progress
     epoch: int = 0
-    """The epoch of the membership under which the task was opened. Under another epoch,
-    none of its work may be committed.
+    """The epoch of the membership under which the task was opened. Its work can be
+    committed under no other epoch.
     """
     sink: SinkSession | None = None
     """The session with the task's external sink; None: it has none."""
@@ -165,14 +164,14 @@ class TaskSettings:
     caching: bool
     """Whether updates stay in record caches until a commit."""
     by_key: bool = False
-    """Whether a record may overtake records of other keys that wait for calls, where
-    the program needs only the order of each key.
+    """Whether a record may overtake records of other keys that wait for calls, if the
+    program allows it.
     """
     max_idle_ms: int = 0
     """The setting `max.task.idle.ms`."""
     exactly_once: bool = True
-    """Whether the state is exactly that of the committed positions; otherwise it may
-    include the effects of later records.
+    """Whether the state is exactly that of the committed positions; otherwise it may be
+    later.
     """
 
 
@@ -195,7 +194,7 @@ class TaskServices:
     spans: RecordSpans | None = None
     """The spans of the task's records; None: nothing is traced."""
     placing: Placing | None = None
-    """Checks whether records are in the wrong partition; None: they are not checked."""
+    """Checks whether records are in the wrong partition; None: nothing does."""
 
 
 class Task:
@@ -251,8 +250,8 @@ class Task:
             for source in (opened.sources if program.timed_sinks else ())
             if (ahead := self._times_ahead(source))
         }
-        """Per source, the operator times that parts of the range have reached, with the
-        offsets from which on they hold.
+        """Per source, the operator times that parts of the range have reached, with
+        their offsets.
         """
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
@@ -283,9 +282,7 @@ class Task:
         self.timed = bool(program.timed_sinks)
         """Whether the task writes to timed topics."""
         self.promises = self.timed and not program.clocked
-        """Whether the task promises times to the readers of its timed topics while its
-        sources are silent.
-        """
+        """Whether the task promises times to readers while its sources are silent."""
         self.progress.tells_times = self.promises
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
@@ -354,10 +351,11 @@ class Task:
         self.program.begin()
 
     def _times_ahead(self, source: TopicPartition) -> list[tuple[int, list[int]]]:
-        """Return the operator times of the parts of the range that were committed
-        further than the lowest position, by their offsets.
+        """Return the offsets and operator times of the parts of the range that were
+        committed further than others.
 
-        These times may come from a promise (`promised_times`), which the records do not have.
+        These times may come from a promise (`promised_times`), which the records do not
+        have.
         """
         lowest = self.progress.lowest(source).position
         return [
@@ -370,8 +368,8 @@ class Task:
         ]
 
     def _with_times_ahead(self, batch: RecordBatch) -> RecordBatch:
-        """Return the batch with the times that parts of the range had reached up to its
-        end under their earlier owners.
+        """Return the batch with the operator times that parts of the range had reached
+        up to its end.
         """
         source = batch.partition
         left: list[tuple[int, list[int]]] = []
@@ -424,9 +422,7 @@ class Task:
 
     def process_now(self, batch: RecordBatch) -> None:
         """Process a batch of at most one record at once, past the queues, which must be
-        empty.
-
-        The program may have no asynchronous operators.
+        empty. There may be no asynchronous operators.
 
         Raises:
             Whatever the failure handler raises.
@@ -494,9 +490,7 @@ class Task:
                 yield step
 
     def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps of the queues, each as large as the pace allows at that
-        moment.
-        """
+        """Yield the steps of the queues, each as large as the pace allows."""
         while (step := self.queues.next(self._size(single=single), now)) is not None:
             yield step
 
@@ -507,8 +501,8 @@ class Task:
         *,
         single: bool,
     ) -> Iterator[Step]:
-        """Yield the steps whose calls have ended. Begin the calls of the records behind
-        them, many at a time.
+        """Yield the steps whose calls have ended; begin the calls of the records behind
+        them.
         """
         self._begin_calls(calls, now)
         while calls.look():
@@ -522,8 +516,8 @@ class Task:
 
     @property
     def _most_applied(self) -> int:
-        """The most records of the next transaction of the external sink, or, without a
-        sink, of a step.
+        """The most records that the external sink may get next; without a sink, the
+        most records of a step.
         """
         if self.applying is None:
             return MOST_AT_ONCE
@@ -539,8 +533,8 @@ class Task:
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:
-        """Begin the calls of queued records for which there is room; return whether all
-        records taken in wait for calls.
+        """Begin calls for which there is room; return whether all records taken in wait
+        for calls.
         """
         if self.calls is None or self._singles:
             return False
@@ -578,8 +572,8 @@ class Task:
 
     @property
     def last_key(self) -> bytes | None:
-        """The key of the last step's record; None: the record has no key, or the step
-        did not have exactly one record.
+        """The key of the last step's record; None: it has no key, or the step has not
+        exactly one record.
         """
         if self._at is None or len(self._at.columns) != 1:
             return None
@@ -594,8 +588,8 @@ class Task:
     ) -> None:
         """Pass an output that its topic refuses to the failure handler.
 
-        The failure is one of the last step's record; if that step had several records,
-        it names only the key of the output.
+        The failure names the last step's record, or, if the step had several, only the
+        key of the output.
 
         Raises:
             Whatever the failure handler raises.

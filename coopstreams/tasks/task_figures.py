@@ -343,10 +343,8 @@ class TaskFigures:
         now: float,
         wall_ms: int,
     ) -> TaskStatus:
-        """Return the status of the task.
-
-        `ends` and `silent_s`: the end and the silence of each source, which the task
-        does not know.
+        """Return the status of the task. `ends` and `silent_s`: facts about its sources
+        from other threads.
         """
         counts = self.counts
         sources = tuple(

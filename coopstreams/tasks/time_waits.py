@@ -33,9 +33,7 @@ class ClockWait:
     """The partition that the clock waits for; None: the clock has passed all records.
     """
     since: float = 0.0
-    """The moment from which on the clock has stood at `time` while a later record
-    waited.
-    """
+    """Since when the clock has stood at `time` while a later record waits."""
 
     @property
     def lag_ms(self) -> int:
