@@ -58,8 +58,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The event that a thread has failed. The instance stops with the error, or replaces
-    the thread if it was a stream thread.
+    """The event that a thread has failed. The instance stops with the error, or
+    replaces the thread if it was a stream thread.
     """
 
     error: BaseException
@@ -75,7 +75,7 @@ class Failed:
     @property
     def doubtful(self) -> bool:
         """Whether a lost membership may explain the error. It does not explain an
-        `OutlastingError`, which is what loses the membership.
+        `OutlastingError`, whose call is what loses the membership.
         """
         return (self.thread is not None or self.where == "reader") and not isinstance(
             self.error,
@@ -107,7 +107,9 @@ class ThreadAdded:
 
 @dataclass(frozen=True, slots=True)
 class ThreadRemoved:
-    """The request to end the stream thread with this number. Its tasks go to other threads."""
+    """The request to end the stream thread with this number. Its tasks go to other
+    threads.
+    """
 
     number: int
 
@@ -121,7 +123,9 @@ class ThreadEnded:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The event that other topics match a pattern: the application now reads `resolved`."""
+    """The event that other topics match a pattern: the application now reads
+    `resolved`.
+    """
 
     resolved: ResolvedTopology
 
