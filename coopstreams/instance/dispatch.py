@@ -1,15 +1,15 @@
-"""The dispatcher: one reader for the instance; each record goes to the sibling that
-owns it.
+"""The dispatcher: one reader for the instance, which gives each record to the task that
+owns its key range.
 
 Each partition is fetched once and hashed once.
 
-Invariant: a running task gets every record of its range from the position it was opened
-at, in order, once. When a task opens below the reader's position, the reader goes back;
-its siblings drop the records they have already received. When that task closes before
-the reader has caught up, the reader goes forward again: the task's next owner may
-process and delete the records in between (repartition topics).
-Invariant: the records fetched and not processed are bounded: a partition is held while
-a thread has too many of them, or a task that waits for another of its sources. Each
+Invariant: a running task gets every record of its range from the position at which it
+was opened, in order, once. When a task opens below the reader's position, the reader
+goes back; its siblings drop the records that they have already received. When that task
+closes before the reader has caught up, the reader goes forward again: the task's next
+owner may process and delete the records in between (repartition topics).
+Invariant: the records fetched and not processed are bounded. A partition is held while
+too many of its records wait for a thread, or for another source of their task. Each
 partition is held on its own, so that a full stream never keeps its table's records
 back.
 """
@@ -43,21 +43,21 @@ from coopstreams.topology.compile.timestamps import TimestampColumn
 
 FETCH_RECORDS = 10_000
 CLOCKS_EVERY_S = 1.0
-"""How often to look for whom clocks wait."""
+"""How often to look what clocks wait for."""
 HELD_WAIT_S = 0.01
-"""How often to check whether a held partition may be released: a fast thread processes
+"""How often to check whether a held partition may be released. A fast thread processes
 the waiting records in 15 ms.
 """
 MOST_WAITING = 4 * FETCH_RECORDS
-"""Most small records before a thread or source. Above it their partitions are held,
-until half of it is left.
+"""The most small records that wait for a thread or in a source's queue. Above it the
+partition is held, until half of it is left.
 """
 FRESH_S = 5.0
-"""How long what the reader said last is still evidence: a control thread that works
-asks it several times a second.
+"""How long the last answer of the reader counts. A control thread that works asks the
+reader several times a second.
 """
 RECORD_BYTES = 200
-"""Approximate overhead of a record beside its key and value."""
+"""The approximate overhead of a record beside its key and value."""
 
 
 @dataclass(slots=True)
@@ -65,45 +65,52 @@ class _Route:
     task: Task
     thread: StreamThread
     next: Position
-    """The next offset to send to the task; the task drops records below it that come
-    again.
+    """The next offset to send to the task. If the reader goes back, the task drops
+    records below it.
     """
 
 
 @dataclass(slots=True)
 class _Partition:
     routes: list[_Route] = field(default_factory=list)
-    """The routes to tasks, in the order of their ranges, as the reader's slots."""
+    """The routes to the partition's tasks, in the order of their key ranges, as the
+    reader's slots.
+    """
     at: Position | None = None
     """The reader's position; None: the partition is not being read."""
     at_end: bool = False
     held: bool = False
-    """Whether the reader holds it: it is full, or held back."""
+    """Whether the reader holds the partition, because it is full or held back."""
     full: bool = False
-    """Whether too many of its records wait."""
+    """Whether too many of the partition's records wait."""
     held_back: HeldBack | None = None
-    """That it is too far ahead of the slowest source partition; None: it is not."""
+    """Why the partition is not read: it is too far ahead of the slowest source
+    partition. None: it is read.
+    """
     reached: dict[str, int] = field(default_factory=dict)
-    """The times that its records have reached on the way to timed topics."""
+    """The times that the partition's records have reached on the way to timed topics.
+    """
     newest: int = NO_STREAM_TIME
-    """The latest birth of its records, if its topic is timed."""
+    """The latest birth of the partition's records, if its topic is timed."""
     clock: ClockWait | None = None
-    """For whom its clock waited at the last look; None: its topic is not timed."""
+    """What the partition's clock waited for at the last look; None: its topic is not
+    timed.
+    """
     record_bytes: int = RECORD_BYTES
     """The average size of a record in the last batch."""
     silence: Silence | None = None
     """The silence of the partition; None: its stream time advances with records only.
     """
     silent_since: float | None = None
-    """Since when no record of the partition, which was read to its end, has advanced
-    the time of what its tasks write; None: one has, or it was not.
+    """Since when the partition, read to its end, has had no record that advances the
+    times of what its tasks write; None: it is not silent in this way.
     """
     operator_times: Sequence[int] = ()
     """The operator times after the last batch."""
 
     def listen(self, batch: RecordBatch, now: float) -> None:
-        """Note whether a batch advances time: a partition is silent, too, if its records
-        do not reach a topic behind it.
+        """Update `silent_since` after a batch. A partition is silent even if it has
+        records, as long as they do not reach a topic behind it.
         """
         if batch.operator_times != self.operator_times:
             self.operator_times = batch.operator_times
@@ -113,10 +120,10 @@ class _Partition:
             self.silent_since = now
 
     def place(self) -> None:
-        """Order the routes, and go to the first offset that a task needs.
+        """Order the routes, and set the position to the first offset that a task needs.
 
-        Forward, too: the owner of the records in between may have processed and deleted
-        them.
+        The position may go forward: the owner of the records in between may have
+        processed and deleted them.
         """
         self.routes.sort(key=lambda route: route.task.id)
         first = min((route.next for route in self.routes), key=lambda at: at.offset)
@@ -131,7 +138,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """How far a partition is read. Units: `silent_since` in seconds of `Host.now`."""
+    """How far a partition was read. Units: `silent_since` in seconds of `Host.now`."""
 
     offset: int | None = None
     at_end: bool = False
@@ -150,9 +157,9 @@ class _Read:
 class Dispatcher:
     """Moves records from a reader to the tasks of an instance, on the control thread.
 
-    `behind`, `asking_for`, `asking_s`, `silent_s`, `all_read`, `may_not_read`, `clocks`
-    and `held_back` are thread-safe: they read one value, which each fetch replaces.
-    `wake` is, too.
+    Thread-safe are `behind`, `asking_for`, `asking_s`, `silent_s`, `all_read`,
+    `may_not_read`, `clocks` and `held_back`, which read one value that each fetch
+    replaces; and `wake`.
     """
 
     def __init__(
@@ -180,21 +187,25 @@ class Dispatcher:
             float("-inf"),
             {},
         )
-        """When the reader answered last, and how far each partition was read then."""
+        """When the reader answered last, and how far each partition was read at that
+        time.
+        """
         self.clocks: Mapping[TopicPartition, ClockWait] = {}
-        """The clocks of the partitions of timed topics, at the last look."""
+        """What the clocks of partitions of timed topics waited for at the last look."""
         self._look_at = 0.0
-        """When to look at the clocks again."""
+        """The time of the next look at the clocks."""
         self.held_back: Mapping[TopicPartition, HeldBack] = {}
-        """The partitions that are too far ahead of the slowest."""
+        """The partitions that are not read because they are too far ahead of the
+        slowest.
+        """
         self._asking: tuple[TopicPartition, int, float, int] | None = None
-        """The record (partition, offset) on which functions of the program run, since
-        when, and the thread's id.
+        """The record on which functions of the program run in the reader: its partition
+        and offset, since when, and the thread's id. None: none run.
         """
 
     def open(self, task: Task, thread: StreamThread) -> None:
-        """Route the records of a task's range to it from now on, from the position it
-        was opened at.
+        """Route the records of a task's range to it, from the position at which it was
+        opened.
         """
         for source in task.sources:
             partition = self._partitions.setdefault(source, _Partition())
@@ -226,8 +237,9 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once and deliver the batches; return how many records. Waits
-        `timeout_s` at most, or until `wake`.
+        """Fetch once and deliver the batches; return the number of records.
+
+        Waits at most `timeout_s`, or until `wake`.
         """
         self._look_at_times()
         self._hold()
@@ -267,18 +279,20 @@ class Dispatcher:
 
     @property
     def behind(self) -> bool:
-        """Whether the log has more of a partition than was fetched."""
+        """Whether a partition has records that were not fetched."""
         return not all(read.at_end for read in self._published[1].values())
 
     @property
     def asking_s(self) -> float:
-        """For how long functions of the program run on one record; 0: none do."""
+        """For how long functions of the program have run in the reader on one record;
+        0: none run. Units: seconds.
+        """
         return 0.0 if (asking := self._asking) is None else self._host.now() - asking[2]
 
     @property
     def asking_for(self) -> str:
         """The record for which all tasks wait, because functions above a window run on
-        it; empty: none.
+        it in the reader, in words; empty: there is none.
         """
         if (asking := self._asking) is None:
             return ""
@@ -289,12 +303,12 @@ class Dispatcher:
         )
 
     def wake(self) -> None:
-        """End the wait of a `move` that runs."""
+        """End the wait of a running `move`."""
         self._reader.wake()
 
     def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or records
-        alone move time.
+        """Return for how long a partition has been silent; None: it is not silent, or
+        its time advances with records only.
         """
         read = self._published[1].get(source)
         if read is None or read.silent_since is None:
@@ -307,11 +321,11 @@ class Dispatcher:
         return partition.at if partition is not None else None
 
     def all_read(self, source: TopicPartition, position: int) -> bool:
-        """Whether everything committed in a partition was read, and lies below this
-        position.
+        """Return whether all committed records of a partition were read and lie below
+        this position.
 
-        False if the reader was not asked lately: a control thread that is stuck would
-        hide behind its last answer.
+        False if the reader was not asked lately. Otherwise a control thread that is
+        stuck would hide behind its last answer.
         """
         read_at, all_read = self._published
         read = all_read.get(source)
@@ -320,8 +334,8 @@ class Dispatcher:
         return read.at_end and read.offset is not None and read.offset <= position
 
     def may_not_read(self, source: TopicPartition, position: int) -> bool:
-        """Whether a task at this position has nothing left to do only because
-        `max.time.skew.ms` holds the partition back: it would be read further.
+        """Return whether a task at this position has no records only because
+        `max.time.skew.ms` holds the partition back.
         """
         read = self._published[1].get(source)
         return (
@@ -337,7 +351,7 @@ class Dispatcher:
 
     def _place(self, sources: tuple[TopicPartition, ...]) -> None:
         """Set the reader's positions and routes after the tasks of these partitions
-        changed.
+        have changed.
         """
         partitions = self._partitions
         read = [source for source in sources if source in partitions]
@@ -355,7 +369,7 @@ class Dispatcher:
             self._route(source, partitions[source])
 
     def _route(self, source: TopicPartition, partition: _Partition) -> None:
-        """Have the reader deal the records of a partition to its tasks."""
+        """Have the reader give the records of a partition to its tasks by key range."""
         tasks = [route.task for route in partition.routes]
         for task in tasks:
             task.program.elsewhere = not task.id.key_range.is_whole or bool(
@@ -387,8 +401,8 @@ class Dispatcher:
         source: TopicPartition,
         reached: OperatorTimeColumns | None,
     ) -> OperatorTimeColumns | None:
-        """Return the same function, noting the record of each call of the program's
-        functions.
+        """Return the function `reached`, extended to set `_asking` while functions of
+        the program run on a record; None: `reached` is None.
         """
         if reached is None:
             return None
@@ -415,8 +429,8 @@ class Dispatcher:
             self._asking = None
 
     def _advance_time(self) -> float:
-        """Have the owners of hash 0 advance the time of silent partitions; return when
-        the next advance may be due.
+        """Have the tasks that own key hash 0 advance the time of silent partitions;
+        return in how many seconds the next advance may be due.
         """
         now = self._host.now()
         next_s = math.inf
@@ -443,7 +457,7 @@ class Dispatcher:
             partition.reached[sink] = max(before, time)
 
     def _look_at_clocks(self, now: float) -> None:
-        """Publish for whom clocks wait, if it is time to."""
+        """Publish what clocks wait for, if it is time."""
         if now < self._look_at:
             return
         self._look_at = now + CLOCKS_EVERY_S
@@ -459,7 +473,7 @@ class Dispatcher:
         self.clocks = clocks
 
     def _timed(self) -> list[tuple[TopicPartition, _Partition, _Route]]:
-        """Return the routes of tasks that write from source topics to timed ones."""
+        """Return the routes of tasks that write from source topics to timed topics."""
         return [
             (source, partition, route)
             for source, partition in self._partitions.items()
@@ -468,14 +482,16 @@ class Dispatcher:
         ]
 
     def _look_at_times(self) -> None:
-        """Take in the times that all source partitions have reached, if it is time to."""
+        """Take in the times that all source partitions have reached, if it is time."""
         if self._source_times is not None and (timed := self._timed()):
             self._source_times.look(
                 {route.task.id.subtopology for _, _, route in timed}
             )
 
     def _promise(self) -> None:
-        """Have tasks promise the others' time where all of their sources are silent."""
+        """Have tasks whose sources are all silent promise the time of the other
+        partitions.
+        """
         times = self._source_times
         if times is None:
             return
@@ -493,7 +509,7 @@ class Dispatcher:
         times.make_sure({task: route.task.sources for task, route in silent.items()})
 
     def _read_to(self, task: Task) -> dict[TopicPartition, int]:
-        """Return up to where each source of a task was read."""
+        """Return the offset up to which each source of a task was read."""
         read = ((source, self._partitions[source].at) for source in task.sources)
         return {source: at.offset for source, at in read if at is not None}
 
@@ -502,7 +518,9 @@ class Dispatcher:
         return began is not None and began <= since
 
     def _held_wait_s(self) -> float:
-        """Return how long a fetch may wait before held partitions are looked at."""
+        """Return how long a fetch may wait until held partitions are checked. Units:
+        seconds.
+        """
         if any(partition.full for partition in self._partitions.values()):
             return HELD_WAIT_S
         times = self._source_times
@@ -538,8 +556,8 @@ class Dispatcher:
         self.held_back = held_back
 
     def _tell_held(self, source: TopicPartition, partition: _Partition) -> None:
-        """Tell tasks that a source is held, or not: some may wait for its records with
-        those of another source.
+        """Tell the tasks of a partition whether it is held. Records of another source
+        may wait for its records.
         """
         for slot, route in enumerate(partition.routes):
             route.task.queues.hold(source, partition.held)
@@ -560,13 +578,15 @@ class Dispatcher:
 
 
 def _newest(batch: RecordBatch) -> int:
-    """Return the latest birth of a batch's records, or the stream time after it."""
+    """Return the latest birth of a batch's records; without births, the stream time
+    after the batch.
+    """
     births = batch.columns.births
     return max(births) if births else batch.stream_time
 
 
 def _record_bytes(columns: Columns) -> int:
-    """Return about how many bytes a record of a batch takes on average, by a sample."""
+    """Return the approximate memory of an average record of a batch, by a sample."""
     some = columns.values[:: 1 + len(columns) // 32]
     return RECORD_BYTES + sum(len(value) for value in some if value is not None) // len(
         some

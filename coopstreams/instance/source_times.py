@@ -1,12 +1,12 @@
 """The times of the source partitions in front of timed topics, as the group's commits
-tell them, and whether a partition is really silent: see `promised_times`.
+state them, and whether a partition is really silent: see `promised_times`.
 
-A reader that gets nothing may be cut off from the broker, or its thread may have stood
-still, while others write to the partition and go on. So before a task promises, the
-cluster is asked where its sources end, *after* the others' times were looked at: what
-comes behind these ends was written later than the records that those times are of. The
-end is the high watermark: what is in an open transaction may still come, and nothing is
-promised before it has ended.
+A reader that gets no records may be cut off from the broker, or its thread may have
+stood still, while others write to the partition and go on. So before a task promises,
+it asks the cluster where its sources end, *after* it has looked at the times of the
+other partitions. Records behind these ends were written later than the records of those
+times. The end is the high watermark: records of an open transaction may still come, and
+nothing is promised before the transaction has ended.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from coopstreams.topology.keys import ALL_GROUPS, WHOLE
 from coopstreams.topology.task_id import TaskId
 
 LOOK_EVERY_S = 0.5
-"""How long what the commits said is used: those of a hundred partitions take a
-millisecond to look at.
+"""How long the times from the commits are used before they are computed again: for a
+hundred partitions that takes a millisecond.
 """
 
 
 HELD_LOOK_EVERY_S = 0.1
-"""The same where partitions are held back: in that time a partition reads
-`max.time.skew.ms` at most.
+"""The same time while partitions may be held back: meanwhile a partition reads on by at
+most `max.time.skew.ms`.
 """
 
 
 @dataclass
 class Question:
-    """What silent tasks would promise, and where their sources ended after that was
-    known.
+    """The times that silent tasks would promise, and the ends of their sources, fetched
+    after those times were known.
     """
 
     times: Mapping[TaskId, Mapping[str, int]]
@@ -57,7 +57,9 @@ class Question:
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def ask(self, log: Log) -> None:
-        """Find out where the sources end; if nobody tells, nothing is promised."""
+        """Fetch the ends of the sources. If the brokers do not answer, nothing is
+        promised.
+        """
         every = {source for some in self.sources.values() for source in some}
         try:
             self._ends = log.end_offsets(every)
@@ -71,8 +73,8 @@ class Question:
         task: TaskId,
         read: Mapping[TopicPartition, int],
     ) -> Mapping[str, int]:
-        """Return what a task promises that has read its sources up to these offsets: by
-        timed topic that it writes to.
+        """Return the times that a task promises that has read its sources up to these
+        offsets, by timed topic. Empty: it is not silent.
         """
         silent = task in self.times and all(
             source in self._ends and read.get(source, -1) >= self._ends[source]
@@ -93,9 +95,9 @@ class SourceTimes:
         most_skew_ms: int | None,
         host: Host,
     ) -> None:
-        """`most_skew_ms`: see `max.time.skew.ms`; None: any."""
+        """`most_skew_ms`: see `max.time.skew.ms`; None: any skew is allowed."""
         self.idle_s = idle_ms / 1000
-        """How long a partition is silent before it promises."""
+        """How long a partition is silent until its task promises. Units: seconds."""
         self._log = log
         self._follower = follower
         self._resolved = resolved
@@ -107,10 +109,12 @@ class SourceTimes:
         self._question: Question | None = None
         self._of: dict[str, Advances] = {}
         self._slowest: dict[str, Awaited] = {}
-        """By topic: the key groups whose time is the least."""
+        """For each timed topic, the key groups of its writers with the least time."""
 
     def look(self, subtopologies: Iterable[int]) -> None:
-        """Take in the times of these sub-topologies, if it is time to."""
+        """Take in the times of the source partitions of these sub-topologies, if it is
+        time.
+        """
         now = self._host.now()
         if now < self._look_at:
             return
@@ -138,10 +142,11 @@ class SourceTimes:
         read: Mapping[str, int],
         before: HeldBack | None,
     ) -> HeldBack | None:
-        """Return that a source partition is too far ahead of the slowest; None: it may
-        be read on.
+        """Return why a source partition is not read on: it is too far ahead of the
+        slowest. None: it is read.
 
         `read`: the times that its records have reached on the way to each timed topic.
+        `before`: the result of the last call for the partition.
         """
         if self._most_skew_ms is None:
             return None
@@ -155,8 +160,8 @@ class SourceTimes:
         return None
 
     def make_sure(self, silent: Mapping[TaskId, Sequence[TopicPartition]]) -> None:
-        """Ask where the sources of silent tasks end that have something to promise, on
-        a thread of its own: brokers may be away.
+        """Ask for the ends of the sources of silent tasks that have something to
+        promise. A separate thread asks, because brokers may not answer.
         """
         now = self._host.now()
         if self._question is not None or now < self._ask_at:
@@ -168,7 +173,7 @@ class SourceTimes:
             self._host.thread(lambda: question.ask(self._log), "ends").start()
 
     def sure(self) -> Question | None:
-        """Return the question that was answered, once."""
+        """Return an answered question, once; None: there is none."""
         question = self._question
         if question is None or not question.answered:
             return None
@@ -176,8 +181,8 @@ class SourceTimes:
         return question
 
     def _promised(self, task: TaskId) -> dict[str, int]:
-        """Return the times that a task may promise whose partition has not reached them
-        yet: by timed topic that it writes to.
+        """Return the times that a task may promise, by timed topic, where its partition
+        has not reached them yet.
         """
         now = self._host.now()
         return {
@@ -197,8 +202,8 @@ class SourceTimes:
         """Return the least time that the key ranges of a source partition have reached
         on the way to a timed topic, and the first of those key ranges.
 
-        With several sources, that of the one that is furthest: a task has one time for
-        all of them.
+        A task has one time for all its sources, so of several sources the one that is
+        furthest counts.
         """
         return max(
             (self._reached(TopicPartition(s, partition), topic) for s in sources),

@@ -1,7 +1,7 @@
 """The checks of a start, in one table: each is a pure function of the `Facts`.
 
-A new check is a function and a row here; its test gives it facts. The order of the rows
-is the order in which an operator hears of findings.
+A new check is a function and a row here; its test gives it facts. Findings are reported
+in the order of the rows.
 
 Invariant: a start that is refused has created no topic, so the next one is refused as
 well. Turned down: to change settings of topics back (who changed them may have had a
@@ -40,24 +40,26 @@ _WEEK_MS = "604800000"
 
 
 def shared_names(facts: Facts) -> Iterator[str]:
-    """Look for internal topics that another application has as well."""
+    """Yield a finding if another application has internal topics of this one as well."""
     if facts.claimed:
         yield why_claimed(facts.topology, facts.claimed)
 
 
 def lost_state(facts: Facts) -> Iterator[str]:
-    """Look for changes since the last version by which state is lost or mixed."""
+    """Yield a finding if a change since the last version loses or mixes state."""
     if refusal := facts.changes.refusal(facts.topology.application_id):
         yield refusal
 
 
 def accepted_changes(facts: Facts) -> Iterator[str]:
-    """Look for such changes that an operator has accepted."""
+    """Yield a finding for each change that loses or mixes state and that an operator
+    has accepted.
+    """
     yield from facts.changes.acceptance()
 
 
 def unordered_in_transactions(facts: Facts) -> Iterator[str]:
-    """Look for sources that a share group reads, under exactly-once."""
+    """Yield a finding if a share group reads a source under exactly-once."""
     topics = facts.topology.unordered_topics
     if facts.config.exactly_once and topics:
         yield (
@@ -69,20 +71,20 @@ def unordered_in_transactions(facts: Facts) -> Iterator[str]:
 
 
 def unknown_sources(facts: Facts) -> Iterator[str]:
-    """Look for source topics that do not exist."""
+    """Yield a finding if a source topic does not exist."""
     if isinstance(facts.misfit, UnknownTopicError):
         yield str(facts.misfit)
 
 
 def misfit_topics(facts: Facts) -> Iterator[str]:
-    """Look for partition counts and names that do not fit the topology."""
+    """Yield a finding if partition counts or names of topics do not fit the topology."""
     if facts.misfit is not None:
         yield str(facts.misfit)
 
 
 def skipped_rows(facts: Facts) -> Iterator[str]:
-    """Look for tables that are restored from their topic, and not read from its
-    beginning.
+    """Yield a finding for each table that is restored from its topic, which is not read
+    from its beginning.
     """
     for store, topic in facts.reused:
         reset = reset_of_topic(facts.topology, facts.config, topic)
@@ -95,7 +97,9 @@ def skipped_rows(facts: Facts) -> Iterator[str]:
 
 
 def forgetting_tables(facts: Facts) -> Iterator[str]:
-    """Look for topics that tables are restored from, and whose rows brokers delete."""
+    """Yield a finding for each topic from which a table is restored and from which
+    brokers delete rows.
+    """
     for store, topic in facts.reused:
         settings = facts.settings[topic]
         if deletes(settings):
@@ -107,8 +111,8 @@ def forgetting_tables(facts: Facts) -> Iterator[str]:
 
 
 def tables_compacted_early(facts: Facts) -> Iterator[str]:
-    """Look for topics that tables are restored from, and whose rows brokers may replace
-    before they were read.
+    """Yield a finding for each topic from which a table is restored and in which
+    brokers may compact records before they were read.
     """
     for store, topic in facts.reused:
         settings = facts.settings[topic]
@@ -128,7 +132,9 @@ def tables_compacted_early(facts: Facts) -> Iterator[str]:
 
 
 def marks_in_compacted_topics(facts: Facts) -> Iterator[str]:
-    """Look for compacted topics that get time marks, which have no key."""
+    """Yield a finding for each compacted topic to which the application writes time
+    marks, which have no key.
+    """
     for topic in facts.marked:
         if "compact" in policies(facts.settings[topic]):
             yield (
@@ -138,7 +144,7 @@ def marks_in_compacted_topics(facts: Facts) -> Iterator[str]:
 
 
 def hidden_settings(facts: Facts) -> Iterator[str]:
-    """Look for a user who may not see the settings of internal topics."""
+    """Yield a finding if this user may not see the settings of internal topics."""
     if facts.hidden:
         yield (
             "cannot see whether the internal topics still have the settings that they were made with: if one has "
@@ -148,8 +154,11 @@ def hidden_settings(facts: Facts) -> Iterator[str]:
 
 
 def deleted_rows(facts: Facts) -> Iterator[str]:
-    """Look for changelogs, and the record of the last version, whose rows brokers
-    delete. Rows that no partition misses yet count: the next restore may.
+    """Yield a finding for each changelog from which brokers delete rows, and likewise
+    the topic of the last version.
+
+    The topic counts even if all its rows are still there: the next restore may miss
+    some.
     """
     for topic in made_compact(facts):
         settings = facts.settings.get(topic, {})
@@ -163,7 +172,9 @@ def deleted_rows(facts: Facts) -> Iterator[str]:
 
 
 def compacted_repartitions(facts: Facts) -> Iterator[str]:
-    """Look for repartition topics of which brokers keep only the last record of a key."""
+    """Yield a finding for each repartition topic of which brokers keep only the last
+    record of a key.
+    """
     for plan in _repartitions(facts):
         settings = facts.settings.get(plan.name, {})
         if "compact" in policies(settings):
@@ -177,7 +188,9 @@ def compacted_repartitions(facts: Facts) -> Iterator[str]:
 
 
 def replaced_times(facts: Facts) -> Iterator[str]:
-    """Look for internal topics to whose records brokers give the time of the writing."""
+    """Yield a finding for each internal topic whose records get the time of the write
+    from the brokers.
+    """
     for plan in facts.existing:
         if facts.settings.get(plan.name, {}).get(_TYPE) != BROKERS_TIME[_TYPE]:
             continue
@@ -200,8 +213,9 @@ def replaced_times(facts: Facts) -> Iterator[str]:
 
 
 def cut_by_size(facts: Facts) -> Iterator[str]:
-    """Look for internal topics whose records brokers delete because of their size: an
-    earlier version left that to `log.retention.bytes`, or somebody has set it.
+    """Yield a finding for each internal topic whose records brokers delete because of
+    their size. An earlier version left that to `log.retention.bytes`, or somebody has
+    set it.
     """
     lost = {
         plan.name: "records that are not processed yet would be deleted"
@@ -219,8 +233,9 @@ def cut_by_size(facts: Facts) -> Iterator[str]:
 
 
 def cut_by_age(facts: Facts) -> Iterator[str]:
-    """Look for repartition topics whose records brokers delete because of their age:
-    somebody has set it, or has made the topic with the brokers' default.
+    """Yield a finding for each repartition topic whose records brokers delete because
+    of their age. Somebody has set it, or has created the topic with the brokers'
+    default.
     """
     for plan in _repartitions(facts):
         settings = facts.settings.get(plan.name, {})
@@ -235,7 +250,9 @@ def cut_by_age(facts: Facts) -> Iterator[str]:
 
 
 def windows_kept_long(facts: Facts) -> Iterator[str]:
-    """Look for changelogs of windows that keep more than they were made to keep."""
+    """Yield a finding for each changelog of windows that keeps more than it was created
+    to keep.
+    """
     grows = {
         "compact": "all updates of a row are kept",
         "delete": "windows that are over are kept for ever",
@@ -272,7 +289,7 @@ def windows_kept_short(facts: Facts) -> Iterator[str]:
 
 
 def unknown_sinks(facts: Facts) -> Iterator[str]:
-    """Look for topics that do not exist, and that results or dead letters go to."""
+    """Yield a finding if topics for results or dead letters do not exist."""
     written = dead_letter_topics(facts.topology, facts.config)
     missing = [
         topic
@@ -287,7 +304,9 @@ def unknown_sinks(facts: Facts) -> Iterator[str]:
 
 
 def orphans(facts: Facts) -> Iterator[str]:
-    """Look for topics that are named like internal ones, and that no store has."""
+    """Yield a finding for each topic that is named like an internal one and belongs to
+    no store.
+    """
     application = facts.topology.application_id
     for orphan in facts.topics.orphans:
         yield (
@@ -298,7 +317,9 @@ def orphans(facts: Facts) -> Iterator[str]:
 
 
 def deleted_changelogs(facts: Facts) -> Iterator[str]:
-    """Look for changelogs that were deleted: an empty one would be made in their place."""
+    """Yield a finding if changelogs were deleted: an empty one would be created in
+    their place.
+    """
     lost = [spec for spec in facts.missing if spec.name in facts.deleted]
     if not lost:
         return
@@ -317,8 +338,8 @@ def deleted_changelogs(facts: Facts) -> Iterator[str]:
 
 
 def unpublished_backfills(facts: Facts) -> Iterator[str]:
-    """Look for a backfill that waits to be published: the application would read the
-    records again that are in its state.
+    """Yield a finding if a backfill waits to be published: the application would read
+    the records again that are in its state.
     """
     if run := facts.unpublished:
         yield (
@@ -330,9 +351,9 @@ def unpublished_backfills(facts: Facts) -> Iterator[str]:
 
 
 def foreign_changelogs(facts: Facts) -> Iterator[str]:
-    """Look for changelogs that another framework has written: Kafka Streams and Faust
-    give theirs the names of ours. As our rows, theirs would be other keys, or bytes
-    that no serde reads.
+    """Yield a finding if another framework has written a changelog. Kafka Streams and
+    Faust give theirs the same names. Read as rows of this program, their rows would be
+    other keys, or bytes that no serde reads.
     """
     application = facts.topology.application_id
     version = topic_spec(application)
@@ -465,10 +486,10 @@ def why_rows_are_deleted(
     store: str | None,
     starts: Mapping[TopicPartition, int],
 ) -> str:
-    """Return why nothing is restored from a topic whose rows brokers delete.
+    """Return why no store is restored from a topic whose rows brokers delete, in words.
 
-    `store`: the one that it keeps; None: it has the record of the last version.
-    `starts`: the first offsets of its partitions.
+    `store`: the store of the changelog; None: the topic has the record of the last
+    version. `starts`: the first offsets of its partitions.
     """
     what = (
         f'the changelog of store "{store}"'
@@ -502,7 +523,7 @@ def _repartitions(facts: Facts) -> list[TopicPlan]:
 
 
 def _windows(facts: Facts) -> list[TopicPlan]:
-    """Return the changelogs from which brokers delete windows that are over."""
+    """Return the changelogs from which brokers delete windows that have closed."""
     return [
         plan
         for plan in facts.existing

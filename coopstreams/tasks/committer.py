@@ -10,17 +10,16 @@ earlier owner lies below it, because that owner's records were in the log before
 asked for the fence. With the fence first, records double (measured).
 
 Invariant: the fence belongs to the epoch of the membership under which the tasks were
-opened; under another epoch it fails, so a member that was lost and came back cannot
-commit what it did before. Under at-least-once brokers do not fence records, so a
-zombie's may land above those of its successor: a later restore would go back to them,
+opened. Under another epoch it fails, so a member that was lost and came back cannot
+commit its earlier work. Under at-least-once brokers do not fence records, so a zombie's
+records may land above those of its successor: a later restore would go back to them,
 and readers of the results would end with old ones. Hence the committer writes nothing
-unless the group has answered within the session time-out, and a commit waits for its
-records no longer than that answer counts: then they are given up. Between commits the
+unless the group has answered within the session time-out. A commit waits for its
+records no longer than that answer counts; then it gives them up. Between commits the
 producer gives up a result that it could not send for a session time-out
-(`instance.components`). Two cases
-remain: a process that is stopped within the milliseconds in which it writes; and
-results (no changelogs) in front of a function that runs for longer than the session,
-when no broker could be reached meanwhile.
+(`instance.components`). Two cases remain: a process that is stopped within the
+milliseconds in which it writes; and results (no changelogs) in front of a function that
+runs for longer than the session, when no broker could be reached meanwhile.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -74,15 +73,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 CONFIRM_S = 60.0
-"""Time between two updates of the time up to which the state of tasks is true
+"""The time between two updates of the time up to which the state of tasks is true
 (`Committer.confirm`).
 """
 MOST_IN_VAIN = 5
-"""Failed aborts with a non-retryable error after which `abort` raises."""
+"""The number of failed aborts with a non-retryable error at which `abort` raises."""
 
 
 class Membership(Protocol):
-    """The membership, as far as a commit needs it: `membership.GroupMember`."""
+    """The parts of a group membership that a commit needs: `membership.GroupMember`."""
 
     def fence(self, epoch: int) -> AbstractContextManager[GroupFence]:
         """See `GroupMember.fence`."""
@@ -106,7 +105,9 @@ class Membership(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Who a stream thread is to the brokers, and where it writes."""
+    """The names that a stream thread has at the brokers, and the topics to which it
+    writes.
+    """
 
     number: int
     """The number of the thread."""
@@ -114,7 +115,7 @@ class Places:
     changelog: Callable[[str], str]
     """Returns the changelog topic of a store, by its name."""
     written: Callable[[], frozenset[str]]
-    """Returns all topics that it writes to."""
+    """Returns all topics to which the application writes."""
 
 
 class Committer:
@@ -147,16 +148,16 @@ class Committer:
         self._mark_interval_s = config["time.mark.interval.ms"] / 1000
         self._refusals = refusals
         self.careful = False
-        """Whether each output of this interval is checked against its topic's settings:
-        tasks step record by record.
+        """Whether each output of this interval is checked against its topic's settings.
+        Tasks then step record by record.
         """
         self._latest: dict[tuple[Task, bytes], str] = {}
         """In a careful interval, the latest record of each key, in words."""
         self.asking = Asking(self._timeout_s, host)
-        """The answer that a commit waits for."""
+        """The answer of the brokers for which a commit waits."""
         self.flushed_s = 0.0
-        """How long the last commit flushed record caches: the functions below them run
-        then.
+        """How long the last commit flushed record caches, which runs the functions
+        below them. Units: seconds.
         """
         self._epoch: int | None = None
         """The epoch of the membership in which the interval began; None: no interval is
@@ -164,22 +165,22 @@ class Committer:
         """
         limits = "transaction.timeout.ms", "session.timeout.ms"
         self.interval = Interval[Task](min(config[name] for name in limits) / 1000)
-        """The tasks that did something in this interval, and how much more they may do.
+        """The tasks that have worked in this interval, and how much more they may do.
         """
         self._confirm_at = self._host.now() + CONFIRM_S
 
     @property
     def begun(self) -> bool:
-        """Whether an interval is open: something was done since the last commit."""
+        """Whether an interval is open: a task has worked since the last commit."""
         return self._epoch is not None
 
     def begin(self, task: Task) -> None:
-        """Begin an interval for this task if none is open: everything written from now
-        on counts with the next commit.
+        """Begin an interval for this task if none is open. All records written from now
+        on count with the next commit.
 
         Raises:
-            MembershipLostError: the interval began under another membership than this
-            task was opened under.
+            MembershipLostError: the task was opened under another epoch than that in
+            which the interval began.
         """
         if self._epoch is None:
             self._epoch = task.epoch
@@ -199,14 +200,14 @@ class Committer:
 
     def claim(self, task: Task, others: Sequence[Task]) -> None:
         """Make a task's first positions durable, and under at-least-once its claim,
-        before it processes anything.
+        before it processes records.
 
-        `others`: the other tasks of this thread; an interval of theirs is committed
+        `others`: the other tasks of this thread; their open interval is committed
         first.
 
         Raises:
-            MembershipLostError, LogError: it may or may not have counted: open the task
-            again.
+            MembershipLostError, LogError: the claim may or may not have counted: open
+            the task again.
         """
         begin = task.progress.begin()
         if self._transactional:
@@ -252,13 +253,13 @@ class Committer:
         task.progress.begun()
 
     def write_outputs(self, task: Task) -> None:
-        """Append the outputs of a task to the log; they count with the next commit.
+        """Append the outputs of a task to the log. They count with the next commit.
 
         Raises:
             ProcessingError: Kafka refuses an output, and the production handler says
             `fail`.
             MembershipLostError: another member may have the task by now: these results
-                may be older than those in the topic.
+            may be older than those in the topic.
         """
         if self.careful and task.last_key is not None:
             self._latest[task, task.last_key] = task.last_step
@@ -280,11 +281,11 @@ class Committer:
         source: TopicPartition,
         stream_time: int,
     ) -> None:
-        """Append a time mark to a source partition of a task; it counts with the next
+        """Append a time mark to a source partition of a task. It counts with the next
         commit.
 
-        A topic may refuse timestamps in the future, so the mark's own is never later
-        than now.
+        A topic may refuse timestamps in the future, so the timestamp of the mark is
+        never later than now.
 
         Raises:
             MembershipLostError: another member may have the task by now.
@@ -310,11 +311,11 @@ class Committer:
         """Write a failed record to a dead-letter topic, in the same commit as the
         results around it.
 
-        A timestamp in the future becomes the current time: it may have failed the
-        record, and the broker would refuse the letter, too.
+        A timestamp in the future becomes the current time: it may be what the record
+        failed for, and the broker would refuse the dead letter, too.
 
         Raises:
-            DeliveryError: the topic does not take it.
+            DeliveryError: the topic does not take the dead letter.
         """
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
@@ -339,20 +340,20 @@ class Committer:
         )
 
     def expect_refusals(self) -> None:
-        """Check each output before it is written from the next interval on, because
-        Kafka has refused a record.
+        """Have each output checked before it is written, from the next interval on,
+        because Kafka has refused a record.
         """
         self._refusals.expect()
 
     def commit(self, tasks: Sequence[Task]) -> bool:
-        """Make everything that these tasks did durable; return False if there is
-        nothing to commit.
+        """Make all work of these tasks durable; return False if there is nothing to
+        commit.
 
-        `tasks`: all of this thread.
+        `tasks`: all tasks of this thread.
 
         Raises:
-            MembershipLostError, LogError: it may or may not have counted: `abort`,
-            discard the tasks, open them again.
+            MembershipLostError, LogError: the commit may or may not have counted: call
+            `abort`, discard the tasks, open them again.
         """
         self.flushed_s = 0.0
         due = self._due(tasks)
@@ -405,12 +406,12 @@ class Committer:
         """Note in the databases, every `CONFIRM_S`, that the state of tasks without
         changes is still true.
 
-        To be called between two intervals. While the group has answered lately, no
-        other member has written for these tasks: every changelog record of their keys,
-        tombstones too, lies below the checkpoints.
+        Call it between two intervals. While the group has answered lately, no other
+        member has written for these tasks: every changelog record of their keys,
+        including tombstones, lies below the checkpoints.
 
         Raises:
-            StateError: a database does not take it.
+            StateError: a database does not take the note.
         """
         if self._epoch is not None or self._host.now() < self._confirm_at:
             return
@@ -450,8 +451,8 @@ class Committer:
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
-        """Check that all topics that the application writes to exist; return if the
-        brokers do not answer.
+        """Check that all topics exist to which the application writes. Return without a
+        check if the brokers do not answer.
 
         A client that cannot deliver does not always report a missing topic.
 
@@ -502,11 +503,11 @@ class Committer:
         partitions written to.
 
         Under at-least-once the outputs are in the log before the changelogs are
-        written: a crash may leave changelogs ahead of the positions, and a restored
-        state that has emitted a result (closed a window) does not emit it again.
-        Likewise the past of versioned rows before the rows: a record that is repeated
-        finds that its row has it, and would not bring the version before it into the
-        past.
+        written. A crash may leave changelogs ahead of the positions, and a restored
+        state that has emitted a result (closed a window) does not emit it again. In the
+        same way the past of versioned rows is in the log before the rows: a repeated
+        record finds its own version in the row, and would not move the version before
+        it into the past.
         """
         changes = [(task, batch) for task in tasks for batch in self._flushed(task)]
         if changes and not self._transactional:
@@ -562,7 +563,7 @@ class Committer:
     def _append(self, *records: Any, **columns: Any) -> None:
         """Append records, in batches that their topic takes: see `Refusals.append`.
 
-        While brokers are away, the client's queue may be full.
+        While brokers do not answer, it may wait for room in the client's queue.
         """
         with self.asking.awaiting("its client's queue to take records"):
             self._refusals.append(self._writer, self._timeout_s, *records, **columns)
@@ -573,11 +574,11 @@ class Committer:
         batch: ChangelogBatch,
         changelog: str,
     ) -> None:
-        """Check that a changelog takes the rows of a store, of which none can be left
-        out.
+        """Check that a changelog takes all rows of a store. No row can be left out.
 
         Raises:
-            DeliveryError: it does not; names the row, and the record that changed it.
+            DeliveryError: it refuses one; names the row, and the record that changed
+            it.
         """
         spec = task.state.stores[batch.store].spec
         rows = zip(batch.keys, batch.values, batch.timestamps, strict=True)
@@ -604,11 +605,11 @@ class Committer:
         tasks: Sequence[Task],
         ends: Mapping[TopicPartition, int],
     ) -> dict[Task, dict[str, int]]:
-        """Return the changelog offset of each store of each task, given where the
-        changelogs end.
+        """Return the changelog offset of each store of each task. `ends`: the ends of
+        the changelogs.
 
-        A task that wrote nothing gets one too: the records since its own last are its
-        siblings', and need not be read when it is opened again.
+        A task that wrote nothing gets a new checkpoint, too. The records since its last
+        one are its siblings', and need not be read when it is opened again.
         """
         checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
         for task in tasks if ends else ():
@@ -631,7 +632,7 @@ class Committer:
         """Apply a task's records to its external sink.
 
         Raises:
-            SinkUnavailableError, FencedError: it may or may not have counted.
+            SinkUnavailableError, FencedError: they may or may not have counted.
             ProcessingError: the sink refuses a record, and the production handler says
             `fail`.
         """
@@ -647,7 +648,7 @@ class Committer:
         this member surely has its tasks.
 
         Raises:
-            DeliveryError: they are not; `abort` gives them up.
+            DeliveryError: they are not in the log; `abort` gives them up.
         """
         assert self._epoch is not None
         sure_s = (
@@ -677,11 +678,11 @@ class Committer:
         return task.marks.due(times, self._host.now(), self._mark_interval_s)
 
     def _write_marks(self, tasks: Sequence[Task]) -> None:
-        """Write the time marks that are due to each partition of their topics: behind
-        all that these tasks have written.
+        """Write the due time marks to each partition of their topics, behind all
+        records that these tasks have written.
 
-        A topic may refuse timestamps in the future, so the record's own is never later
-        than now.
+        A topic may refuse timestamps in the future, so the timestamp of a mark is never
+        later than now.
         """
         for task in tasks:
             marks = self._marks_of(task)

@@ -7,8 +7,8 @@ later.
 Invariant: no failure is silent. It stops the instance; or it is counted and logged; or
 it becomes a record in the dead-letter topic, written in the same transaction as the
 results around it; or its task is given up until the record is processed again
-(`record_retries`). Of similar failures the first are logged one by one, the rest as a count
-(`repeated_warnings`).
+(`record_retries`). Of similar failures the first are logged one by one, the rest as a
+count (`repeated_warnings`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
