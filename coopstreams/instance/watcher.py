@@ -193,7 +193,7 @@ class Lags:
 
 
 class Watcher:
-    """The thread that runs the looks of an instance once a second."""
+    """The thread that calls functions which check an instance, once a second."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Watcher:
         self._looks = looks
         self._stall_detector = stall_detector
         self.stalls = stall_detector.published()
-        """The findings of the looks, for other threads. Replaced as a whole."""
+        """The findings about stalled tasks, for other threads. Replaced as a whole."""
         self._due = [host.now() + every_s for every_s, _ in looks]
         self._emit = emit
         self._host = host
@@ -226,10 +226,10 @@ class Watcher:
             self._thread.join(10)
 
     def look(self) -> None:
-        """Call all looks that are due.
+        """Call all functions that are due.
 
         Raises:
-            LogError: a look failed; the looks behind it were not called.
+            LogError: a function failed; those behind it were not called.
         """
         for at, (every_s, look) in enumerate(self._looks):
             now = self._host.now()

@@ -154,10 +154,8 @@ def hidden_settings(facts: Facts) -> Iterator[str]:
 
 
 def deleted_rows(facts: Facts) -> Iterator[str]:
-    """Yield a finding for each changelog from which brokers delete rows, and likewise
-    the topic of the last version.
-
-    The topic counts even if all its rows are still there: the next restore may miss
+    """Yield a finding for each changelog from which brokers delete rows, or the topic of
+    the last version. It counts even while all rows are there: a later restore may miss
     some.
     """
     for topic in made_compact(facts):
