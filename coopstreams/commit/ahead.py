@@ -1,13 +1,13 @@
 """The records of the commit topic above the committed tail, decided or not: they show
-whether an open transaction hides any of this group.
+whether an open transaction hides records of this group.
 
 A reader of committed records stops at the first open transaction of its partition,
 whichever group has written it. A second reader, of all records, reads from that tail up
 to the barrier. If it finds no record of this group, readable or not, the barrier is
 passed although the tail is below it.
 
-Invariant: what `look` returns has been read without a gap from the tail on. Why that is
-safe: docs/internals/positions.md, "Another group's open transaction".
+Invariant: what `look` returns has been read without a gap from the tail on.
+Why that is safe: docs/internals/positions.md, "Another group's open transaction".
 """
 
 from __future__ import annotations

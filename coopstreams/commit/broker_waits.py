@@ -79,8 +79,8 @@ class Asking:
 
     @contextmanager
     def awaiting(self, what: str, *, of_brokers: bool = True) -> Iterator[None]:
-        """Set what the thread waits for during the block, and restore the wait before
-        it at the end. An error ends the commit, and restores nothing.
+        """Set what the thread waits for during the block, and afterwards what it waited
+        for before. An error in the block ends the commit, so nothing is set back.
         """
         before = self.waiting
         self.waiting = Wait(what, self._host.now(), of_brokers)

@@ -1,26 +1,25 @@
-"""The follower: reads the group's partition of `__individual_commit_offsets` and knows
-the positions of the group.
+"""The follower: it reads the group's partition of `__individual_commit_offsets` and
+knows the positions of the group.
 
 The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A
 barrier is the partition's high watermark, taken after this member knows its generation:
-members fenced earlier have written nothing above it. When `tail` has passed it, reading
-committed records only, every transaction below it is decided and known. An open
-transaction of another group holds the tail, but not the barrier, if no record of this
-group is behind it (`ahead`).
+members fenced earlier have written nothing above it. `poll` reads committed records
+only, so when `tail` has passed the barrier, every transaction below it is decided and
+known. An open transaction of another group holds the tail, but it holds the barrier
+only if a record of this group is behind it (`ahead`).
 
 A record of the group may be unreadable: damaged, or written by a newer version. The
 follower never skips it but sets its key aside. As long as a key is set aside, no
-barrier counts as passed, and the view yields no mirror and no tombstone. So no task
-opens, while running tasks go on, since they need only what they know themselves. A
-later record of the same key, readable or a tombstone, takes the key back, because the
-last record of a key counts; so does log compaction. Records of other groups are not
-decoded.
+barrier counts as passed, and there is no mirror and no tombstone. So no task opens.
+Running tasks go on, since they need only what they know themselves. A later record of
+the same key, readable or a tombstone, ends this, because the last record of a key
+counts. Log compaction has the same effect. Records of other groups are not decoded.
 
-Invariant: everything of the group that counts below `tail` is in the view, or its key
-is set aside; `tail` never goes back. Turned down: a follower per stream thread (the
-topic would be read and kept several times over). Stopping at an unreadable record (even
-after a tombstone it has to be compacted away first: an hour, and never in the last
-segment).
+Invariant: every record of the group that counts below `tail` is in the view, or its key
+is set aside; `tail` never goes back.
+Turned down: a follower per stream thread (the topic would be read and kept several
+times over). Stopping at an unreadable record (it would have to be compacted away even
+after a tombstone: an hour, and never in the last segment).
 """
 
 from __future__ import annotations
@@ -57,27 +56,28 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 log = logging.getLogger(__name__)
 
 VOID = "void"
-"""The metadata of a plain offset that a fence left in another partition of the commit
-topic, once a reset has put the group's progress into this one.
+"""The metadata that voids a plain offset in a partition of the commit topic. A fence
+left that offset there before a reset put the group's progress into another partition.
 """
 _BATCH = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record of the group that this version cannot read. `key`: its bytes."""
+    """A record of the group that this version cannot read. `key`: its bytes; `why`: the
+    reason.
+    """
 
     key: bytes
     offset: int
     why: str
     newer: bool
-    """Whether a newer version wrote it, as far as its first bytes tell; otherwise it is
-    damaged.
-    """
+    """Whether a newer version wrote it, by its first bytes; otherwise it is damaged."""
 
 
 class Follower:
-    """The individual commits of one group, as far as this process has read them.
+    """A reader of one group's individual commits, which answers from those that it has
+    read.
 
     `poll`, `barrier`, `look_ahead`, `look_no_more` and `close` belong to the opener
     thread. Everything else is thread-safe: a lock, or one value that is replaced.
@@ -92,7 +92,7 @@ class Follower:
         replication: int = -1,
     ) -> None:
         """Find the group's partition; create a missing topic with `partitions`
-        partitions. Reads nothing yet.
+        partitions. Reads no record yet.
         """
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
@@ -111,19 +111,19 @@ class Follower:
         self._tail = log.start_offset(self.partition)
         self._ahead = Ahead(log, group, self.partition)
         self._clear = 0
-        """Below this offset there is no record of the group from some tail on: see
+        """The offset below which no record of the group follows some earlier tail: see
         `ahead`.
         """
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
     def check_policy(self) -> None:
-        """Check that the topic is compacted: it keeps the last record of each key for
-        ever.
+        """Raise an error unless the topic is compacted, so that it keeps the last
+        record of each key for ever.
 
         Raises:
             ConfigError: its `cleanup.policy` is not `compact`: another program created
-            it, or the setting was changed.
+                it, or the setting was changed.
         """
         try:
             policy = self._log.topic_config(COMMIT_TOPIC).get("cleanup.policy", "")
@@ -141,10 +141,11 @@ class Follower:
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
-        """Check that the group has always used this partition of the commit topic.
+        """Raise an error unless the group has always used this partition of the commit
+        topic.
 
-        The group's fences leave a plain offset in the partition they used; `rows` are
-        these offsets. One that a reset has made void does not count.
+        `rows`: the plain offsets that the group's fences have left in the partitions
+        they used. An offset that a reset has made void does not count.
 
         Raises:
             ConfigError: the topic's partition count was changed, so the group's
@@ -174,8 +175,8 @@ class Follower:
             )
 
     def rows(self) -> list[TopicPartition]:
-        """Return all partitions of the commit topic: any of them may have an offset
-        that a fence of the group left.
+        """Return all partitions of the commit topic: in each, a fence of the group may
+        have left an offset.
         """
         return [
             TopicPartition(COMMIT_TOPIC, number)
@@ -184,12 +185,12 @@ class Follower:
 
     @property
     def known(self) -> int:
-        """How many records of the group were read."""
+        """The number of the group's records that were read."""
         return self._view.taken
 
     @property
     def tail(self) -> int:
-        """Everything of the group's partition below this offset is known."""
+        """The offset of the group's partition below which everything is known."""
         return self._tail
 
     def poll(self, timeout_s: float) -> bool:
@@ -198,7 +199,7 @@ class Follower:
 
         Raises:
             OffsetOutOfRangeError: the topic was made anew, or records were deleted,
-            since the last one that was read.
+                since the last read.
             LogError: the partition cannot be read.
         """
         before = self._tail
@@ -225,7 +226,7 @@ class Follower:
         return self._tail > before
 
     def wake(self) -> None:
-        """End the wait of a `poll` that runs."""
+        """End the wait of a running `poll`."""
         self._reader.wake()
 
     @property
@@ -236,8 +237,8 @@ class Follower:
 
     @property
     def trouble(self) -> str:
-        """Why no barrier passes although everything was read, with the cure; empty: no
-        such reason.
+        """Why no barrier passes although everything was read, with the cure; empty: all
+        records are readable.
         """
         records = self.unreadable
         if not records:
@@ -255,22 +256,22 @@ class Follower:
         )
 
     def check_readable(self) -> None:
-        """Check that all records of this group so far could be read.
+        """Raise an error unless all records of this group so far could be read.
 
         Raises:
-            LogError: one could not; the message names it and the cure.
+            LogError: a record could not be read; the message names it and the cure.
         """
         if trouble := self.trouble:
             raise LogError(trouble)
 
     def barrier(self) -> int:
-        """Return the true high watermark of now: everything written so far lies below
+        """Return the true current high watermark: everything written so far lies below
         it, decided or not.
 
         Raises:
-            LogError: retryable: it lies below what was read already, so the broker that
-                answered hung for a while and does not lead the partition any more, or
-                the topic was recreated.
+            LogError: retryable: it lies below the tail. The broker that answered hung
+                for a while and does not lead the partition any more, or the topic was
+                recreated.
         """
         end = self._log.end_offset(self.partition)
         if end < self._tail:
@@ -283,20 +284,22 @@ class Follower:
         return end
 
     def passed(self, barrier: int) -> bool:
-        """Whether everything of the group below the barrier is decided, known and
-        readable.
+        """Return whether everything of the group below the barrier is decided, known
+        and readable.
         """
         return self.knows(barrier) and not self._unreadable
 
     def knows(self, barrier: int) -> bool:
-        """Whether everything of the group below the barrier is decided and was read."""
+        """Return whether everything of the group below the barrier is decided and was
+        read.
+        """
         return max(self._tail, self._clear) >= barrier
 
     def look_ahead(self, barrier: int) -> None:
         """Look for records of the group between the tail and a barrier that is not
-        passed: without one, it is.
+        passed. If there are none, the barrier is passed.
 
-        Reads on without a wait; call it again until the barrier is passed, then
+        Reads without waiting; call it again until the barrier is passed, then
         `look_no_more`.
 
         Raises:
@@ -306,12 +309,12 @@ class Follower:
             self._clear = max(self._clear, self._ahead.look(self._tail, barrier))
 
     def look_no_more(self) -> None:
-        """End `look_ahead`. Idempotent."""
+        """Stop reading above the tail. Idempotent."""
         self._ahead.end()
 
     def held_back(self, barrier: int) -> str:
         """Return why a barrier is not passed, and the cure, as far as `look_ahead` has
-        seen it.
+        found out.
         """
         known = f"offset {barrier} of {self.partition}, known up to {self._tail}"
         writers = self._ahead.writers
@@ -337,8 +340,8 @@ class Follower:
         committed: Committed | None,
         reset: Position,
     ) -> PartitionStart:
-        """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset
-        fetched after it.
+        """Return where a task begins: see `CommitView.open`. Call it only when the
+        barrier is `passed`, with a plain offset fetched after that.
         """
         with self._lock:
             return self._view.open(partition, key_range, committed, reset)
@@ -349,7 +352,7 @@ class Follower:
         committed: Committed | None,
         own: Sequence[Segment] = (),
     ) -> Position | None:
-        """See `CommitView.stable`."""
+        """Return the stable position: see `CommitView.stable`."""
         with self._lock:
             return self._view.stable(partition, committed, own)
 
@@ -358,7 +361,7 @@ class Follower:
         partition: TopicPartition,
         key_range: KeyRange,
     ) -> list[Winner | Hole]:
-        """See `CommitView.resolve`."""
+        """Return the winners and holes of a key range: see `CommitView.resolve`."""
         with self._lock:
             return self._view.resolve(partition, key_range)
 
@@ -367,7 +370,9 @@ class Follower:
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """See `CommitView.mirror`; also None while a record is unreadable."""
+        """Return the plain offset to write: see `CommitView.mirror`. None while a
+        record is unreadable.
+        """
         with self._lock:
             return None if self._unreadable else self._view.mirror(partition, committed)
 
@@ -376,15 +381,18 @@ class Follower:
         partition: TopicPartition,
         mine: Sequence[KeyRange],
     ) -> list[bytes]:
-        """See `CommitView.garbage`; empty while a record is unreadable."""
+        """Return the keys to tombstone: see `CommitView.garbage`. Empty while a record
+        is unreadable.
+        """
         with self._lock:
             return [] if self._unreadable else self._view.garbage(partition, mine)
 
     def look_up(self, topic: str) -> str:
-        """Return the id of a source topic, and learn it: see `CommitView.tell`.
+        """Fetch, set and return the id of a source topic: see `CommitView.tell`.
 
         Raises:
-            LogError: not known now; UnknownTopicError: there is none of that name.
+            LogError: the brokers do not tell the id now.
+            UnknownTopicError: there is no topic of this name.
         """
         topic_id = self._log.topic_id(topic)
         with self._lock:
@@ -396,37 +404,43 @@ class Follower:
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """See `CommitView.of_this_topic`."""
+        """Return the plain offset, unless it names another topic id: see
+        `CommitView.of_this_topic`.
+        """
         with self._lock:
             return self._view.of_this_topic(partition, committed)
 
     def outlived(self, partition: TopicPartition, key_range: KeyRange) -> bool:
-        """See `CommitView.outlived`."""
+        """Return whether some hashes were last committed in a deleted topic: see
+        `CommitView.outlived`.
+        """
         with self._lock:
             return self._view.outlived(partition, key_range)
 
     def sources(self) -> list[TopicPartition]:
-        """See `CommitView.sources`."""
+        """Return the source partitions that have individual commits."""
         with self._lock:
             return self._view.sources()
 
     def anew(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """See `CommitView.anew`."""
+        """Return whether nothing was committed since a reset made the topic anew: see
+        `CommitView.anew`.
+        """
         with self._lock:
             return self._view.anew(partition, committed)
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """See `CommitView.lacks`."""
+        """Return whether named individual commits are gone: see `CommitView.lacks`."""
         with self._lock:
             return self._view.lacks(partition, committed)
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
-        """See `CommitView.next_term`."""
+        """Return the term for a task that opens now: see `CommitView.next_term`."""
         with self._lock:
             return self._view.next_term(partition, committed)
 
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
-        """See `CommitView.live`."""
+        """Return the individual commits of a partition: see `CommitView.live`."""
         with self._lock:
             return self._view.live(partition)
 

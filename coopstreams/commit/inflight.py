@@ -10,8 +10,9 @@ Only the *missing* offsets are stored: handed out, and not done. The done runs a
 position are the gaps between them.
 
 Invariant: a commit covers no record that is handed out and not done. A record that one
-commit covers is covered by every later one. Why, and what happens if earlier owners
-have done parts: docs/internals/positions.md, "Records done out of order".
+commit covers is covered by every later one.
+Why, and what happens if earlier owners have done parts: docs/internals/positions.md,
+"Records done out of order".
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The individual commits of one group, and the rule that resolves them and the plain
 offset to positions.
 
-For each hash the record of the highest term counts; the plain offset is a record for
+For each hash the record of the highest term counts. The plain offset is a record for
 all hashes, at the term in its metadata. At equal terms the larger position counts.
 
-Invariant: `live` holds the last value of each key and no tombstoned key; which record
-counts for which hash changes only with the keys.
+Invariant: `live` has the last value of each key and no tombstoned key. Which record
+counts for which hash changes only when a key is added or removed.
 The proof, and what breaks without each part of the rule: docs/internals/positions.md.
 """
 
@@ -41,7 +41,7 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 
 
 class Hole(NamedTuple):
-    """Hashes without an individual commit."""
+    """A range of hashes without an individual commit."""
 
     key_range: KeyRange
 
@@ -62,12 +62,11 @@ class Winner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """Where a task begins on one source partition.
+    """The progress with which a task begins on one source partition.
 
-    Shape: `segments` tile the range. `committed` is the plain offset found. `claim`:
-    under at-least-once these segments must be in the log, under this term, before the
-    first record is processed. Under both guarantees: the task writes individual
-    commits.
+    Shape: `segments` tile the range. `committed` is the plain offset that was found.
+    `claim`: the task writes individual commits; under at-least-once, these segments
+    must be in the log under this term before the first record is processed.
     """
 
     term: int
@@ -75,21 +74,23 @@ class PartitionStart:
     committed: Committed | None
     claim: bool
     begins: bool = False
-    """Some of these hashes have no commit at all, as far as can be seen: they begin at
+    """Whether some of these hashes have no visible commit at all: they begin at
     `auto.offset.reset`.
     """
     anew: bool = False
-    """See `CommitView.anew`."""
+    """Whether nothing was committed since a reset with which the topic was made anew:
+    `CommitView.anew`.
+    """
     named: frozenset[str] = frozenset()
-    """The ids of the topics that the individual commits name which count."""
+    """The topic ids that are named by the individual commits which count."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """One individual commit. Its writer is not kept: only `ahead` needs it, and reads
-    it from the log.
+    """One individual commit, without its writer, which only `ahead` needs and reads
+    from the log.
 
-    Shape: `metadata` is the user's; of an application, the topic's id.
+    Shape: `metadata` is the user's; in an application's commit, the topic's id.
     """
 
     key: CommitKey
@@ -101,40 +102,44 @@ class _Tiling(NamedTuple):
     """The individual commit that counts for each hash of a partition."""
 
     tiles: list[tuple[KeyRange, CommitKey | None]]
-    """The hash space, ascending, with the key that counts."""
+    """Key ranges that tile the hash space, ascending, each with the key that counts;
+    None: no key.
+    """
     silent: list[CommitKey]
     """The keys that count for no hash."""
 
 
 TILINGS = 1024
-"""Most tilings to keep: those of the partitions that this process commits are needed
-again and again.
+"""The most tilings that are cached. The partitions that this process commits need
+theirs again and again.
 """
 
 
 class CommitView:
-    """The individual commits of one group, as far as they were read. Not thread-safe:
-    `follower.Follower` guards one.
+    """The individual commits of one group that were read so far. Not thread-safe: a
+    `follower.Follower` guards it.
 
-    They are kept packed as they were written, and decoded on demand: 50 bytes per key
-    range instead of 990 (measured).
+    Commits are kept packed as they were written, and decoded on demand: 50 bytes per
+    key range instead of 990 (measured).
     """
 
     def __init__(self, group: str) -> None:
         self.group = group
         self._name = encode_text(group)
         self.taken = 0
-        """How many records of the group were applied, unreadable ones included."""
+        """The number of the group's records that were applied, unreadable ones
+        included.
+        """
         self._live: dict[str, Packed] = {}
-        """By topic: the tail of the key -> the payload of the value."""
+        """The commits by topic: the tail of the key -> the payload of the value."""
         self._topic_ids: dict[str, str] = {}
-        """The ids of source topics, as far as they were told."""
+        """The ids of source topics that `tell` was called with."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
         self._mirrors: dict[
             TopicPartition, tuple[Committed | None, Committed | None]
         ] = {}
-        """The last question and answer of `mirror`, by partition, since its last
-        record: tasks ask at each interval.
+        """The last argument and result of `mirror` for each partition, since the
+        partition's last record: tasks call it at each interval.
         """
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -142,7 +147,7 @@ class CommitView:
         groups change nothing.
 
         Raises:
-            LogError: a record of this group that this version cannot read.
+            LogError: this version cannot read a record of this group.
         """
         if not key.startswith(self._name, 1):
             return
@@ -160,8 +165,8 @@ class CommitView:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
     def tell(self, topic: str, topic_id: str) -> None:
-        """Learn the id of a source topic: consumers' commits that name another one
-        count no more.
+        """Set the id of a source topic: consumers' commits that name another id count
+        no more.
         """
         if self._topic_ids.get(topic) != topic_id:
             self._topic_ids[topic] = topic_id
@@ -172,7 +177,9 @@ class CommitView:
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """Return a plain offset; None if it names another topic."""
+        """Return the plain offset; None if it names another topic id than the known
+        one.
+        """
         number = topic_number(self._topic_ids.get(partition.topic, ""))
         return (
             None
@@ -181,8 +188,8 @@ class CommitView:
         )
 
     def outlived(self, partition: TopicPartition, key_range: KeyRange) -> bool:
-        """Whether the last commit of some of these hashes is a consumer's in another
-        topic.
+        """Return whether the commit that counts for some of these hashes is a
+        consumer's, in a deleted topic of the same name.
         """
         return any(
             self._is_other(partition.topic, metadata)
@@ -199,7 +206,7 @@ class CommitView:
         return sorted(TopicPartition(*at) for at in found)
 
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
-        """Return every individual commit that is neither tombstoned nor replaced,
+        """Return the individual commits that are neither tombstoned nor replaced, the
         highest rank last.
         """
         found = []
@@ -216,8 +223,8 @@ class CommitView:
         partition: TopicPartition,
         key_range: KeyRange,
     ) -> list[Winner | Hole]:
-        """Return the individual commits that count for a range. Shape: winners and
-        holes that tile it, ascending.
+        """Return the winners and holes that tile a key range, ascending: the individual
+        commits that count.
         """
         resolved: list[Winner | Hole] = []
         for tile, key in self._tiling(partition).tiles:
@@ -246,22 +253,22 @@ class CommitView:
         return resolved
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
-        """Return the term for a task that opens now."""
+        """Return the term for a task that opens now: above all terms of the partition."""
         plain = max(committed.term or 0, committed.beside) if committed else 0
         return 1 + max(plain, self.highest(partition))
 
     def highest(self, partition: TopicPartition) -> int:
-        """Return the highest term of an individual commit on a partition; 0 without
-        any. It never falls.
+        """Return the highest term of an individual commit on a partition; 0 without any
+        commit. It never falls.
         """
         return max((key.term for key, _ in self._entries(partition)), default=0)
 
     def anew(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """Whether nothing was committed since a reset after which the topic was made
-        anew.
+        """Return whether nothing was committed since a reset with which the topic was
+        made anew.
 
-        The position of such a reset is where the new topic begins. It is not one that a
-        task has had there, and there is no plain offset that came before it.
+        The position of such a reset is the beginning of the new topic. No task has been
+        there, and no plain offset was committed before it.
         """
         last = max(
             (key for key, _ in self._entries(partition)), key=_rank, default=None
@@ -271,8 +278,8 @@ class CommitView:
         return committed is None or committed.term == last.term
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """Whether individual commits that this plain offset names are gone, because
-        their topic or records were deleted.
+        """Return whether individual commits that this plain offset names are gone,
+        because their topic or records were deleted.
         """
         return (
             committed is not None
@@ -287,8 +294,10 @@ class CommitView:
         committed: Committed | None,
         reset: Position,
     ) -> PartitionStart:
-        """Return where a task with this range begins. Only behind the barrier, with a
-        plain offset fetched after it.
+        """Return where a task with this range begins.
+
+        Call it only behind the barrier, with a plain offset fetched after the barrier
+        was taken. `reset`: where `auto.offset.reset` begins.
         """
         resolved = self.resolve(partition, key_range)
         segments = combine(resolved, committed, reset)
@@ -316,10 +325,10 @@ class CommitView:
         """Return the stable position: below it everything is done over the whole hash
         space.
 
-        None while a hash has never committed.
+        None: a hash has never committed.
 
-        Shape: `own` are the segments of the caller that are committed, whether read
-        back or not.
+        Shape: `own` are committed segments of the caller, whether they were read back
+        or not.
         """
         found = self._stable(partition, committed, own)
         return None if found is None else Position(found.position, found.stream_time)
@@ -343,11 +352,12 @@ class CommitView:
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """Return the plain offset that the owner of hash 0 writes now; None: none yet.
+        """Return the plain offset that the owner of hash 0 has to write now; None: none
+        yet.
 
-        `committed` is the one it last wrote, or found. A foreign offset is replaced
-        only when every hash has passed it: our own offset would no longer count as the
-        larger of both.
+        `committed` is the plain offset that it last wrote, or found. A foreign offset
+        is replaced only when every hash has passed it: our own offset would no longer
+        count as the larger of both.
         """
         last = self._mirrors.get(partition)
         if last is None or last[0] != committed:
@@ -424,8 +434,8 @@ class CommitView:
                 yield key_of(self.group, topic, tail), said
 
     def _tiling(self, partition: TopicPartition) -> _Tiling:
-        """Return the tiling of a partition. Kept until a key comes or goes: a running
-        task's commits change no tile.
+        """Return the tiling of a partition, cached until a key is added or removed. A
+        running task's commits change no key.
         """
         tiling = self._tilings.get(partition)
         if tiling is None:
@@ -468,21 +478,21 @@ def combine(
     committed: Committed | None,
     reset: Position,
 ) -> list[Segment]:
-    """Return a segment for each winner or hole, the plain offset taken into account;
-    equal neighbours are joined.
+    """Return a segment for each winner or hole, with the plain offset taken into
+    account. Equal neighbours are joined.
     """
     return join([_combined(one, committed, reset) for one in resolved])
 
 
 def lowest(segments: Iterable[Segment]) -> Segment:
-    """Return the segment of the lowest position; of equal ones, that of the largest
+    """Return the segment with the lowest position; of several, the one with the largest
     stream time.
     """
     return min(segments, key=lambda segment: (segment.position, -segment.stream_time))
 
 
 def join(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the same progress with neighbours of equal progress joined."""
+    """Return the same segments, with neighbours of equal progress joined."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None

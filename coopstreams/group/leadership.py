@@ -2,8 +2,8 @@
 
 A broker that hung still acts as the leader when it wakes up, and reports an old end. So
 enough brokers report the leader epoch that they know. The leader of the highest epoch
-is asked for the end, with that epoch (KIP-320). How many are enough, and why:
-docs/internals/leaders.md.
+is asked for the end, with that epoch (KIP-320).
+How many are enough, and why: docs/internals/leaders.md.
 """
 
 from __future__ import annotations
