@@ -58,11 +58,11 @@ class Group(Protocol):
     """The part of the membership that `Barrier` needs: `membership.GroupMember`."""
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
-        """See `GroupMember.sure`."""
+        """Return whether this process is certainly a member: see `GroupMember.sure`."""
         ...
 
     def open_transactions(self) -> frozenset[str]:
-        """See `GroupMember.open_transactions`."""
+        """Return the transactional ids with an open transaction: see `GroupMember`."""
         ...
 
     def end_transaction(
@@ -70,7 +70,7 @@ class Group(Protocol):
         transactional_id: str,
         timeout_ms: int | None = None,
     ) -> None:
-        """See `GroupMember.end_transaction`."""
+        """Abort the open transaction of a transactional id: see `GroupMember`."""
 
 
 @dataclass(slots=True, eq=False)

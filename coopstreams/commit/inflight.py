@@ -100,8 +100,7 @@ class InFlight:
         next_offset: int,
     ) -> list[int]:
         """Return the indices of the records to hand out now, and count them as in
-        flight. They lie behind the records that were handed out earlier, and are not
-        done.
+        flight: records behind those handed out earlier that are not done.
 
         After a seek, all records from the new offset on are handed out again, done or
         not.

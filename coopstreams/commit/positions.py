@@ -89,7 +89,7 @@ class OffsetStore(Protocol):
         *,
         stable: bool = True,
     ) -> FetchedOffset:
-        """See `GroupMember.fetch_offsets`."""
+        """Return plain offsets as they are now: see `GroupMember.fetch_offsets`."""
         ...
 
 
@@ -225,10 +225,8 @@ class Positions:
         asking: Sequence[Opening],
         generation: int,
     ) -> dict[TaskId, Progress]:
-        """Return the progress of the tasks whose positions are known now. For the other
-        tasks, call it again later.
-
-        Call it only behind the barrier.
+        """Return the progress of the tasks whose positions are known; call it again for
+        the others. Only behind the barrier.
 
         Raises:
             ConfigError: the group's progress is not where it should be; the message has

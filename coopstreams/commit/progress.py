@@ -85,7 +85,7 @@ class Commits(Protocol):
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """See `view.CommitView.mirror`."""
+        """Return the plain offset to write: see `view.CommitView.mirror`."""
         ...
 
     def garbage(
@@ -93,7 +93,7 @@ class Commits(Protocol):
         partition: TopicPartition,
         mine: Sequence[KeyRange],
     ) -> list[bytes]:
-        """See `view.CommitView.garbage`."""
+        """Return the keys to tombstone: see `view.CommitView.garbage`."""
         ...
 
 

@@ -137,9 +137,7 @@ class Segment:
         return self.runs[-1][1] + 1 if self.runs else self.position
 
     def has_done(self, offset: int) -> bool:
-        """Return whether the record at this offset, if its hash is in the range, is
-        done.
-        """
+        """Return whether a record of this range, at this offset, is done."""
         return offset < self.position or contains(self.runs, offset)
 
     def moved_to(self, offset: int) -> Segment:

@@ -84,8 +84,8 @@ class Applying:
         self._session.close()
 
     def _fresh(self, noted: list[Applied]) -> Iterator[Applied]:
-        """Yield the records that no earlier session has applied. A record that one has
-        refused goes to the failure handler instead.
+        """Yield the records that no earlier session has applied; fail those that one
+        has refused.
         """
         for each in noted:
             offset = _offset(each)

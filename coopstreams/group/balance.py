@@ -158,7 +158,7 @@ def _quotas(
     """Return how many cells each member takes.
 
     The cells left over by an even division go to members that can keep them, then to
-    members that hold the most, then to those with the least load.
+    those that hold most, then to the idle.
     """
     quota = {member: low for member, (low, _) in layout.quotas.items()}
     odd = layout.slots - sum(quota.values())
@@ -245,9 +245,9 @@ def _best_room(
     room: Mapping[int, int],
     counts: list[int],
 ) -> int:
-    """Return the partition in which a member without a store there takes cells.
+    """Return the partition in which a member takes its next cells.
 
-    Preferred is a partition that has room for all missing cells, the fullest of them. A
+    Preferred is a partition with room for all missing cells, the fullest of them. A
     single missing cell goes round robin.
     """
 
@@ -265,11 +265,11 @@ def _match(
     limits: Mapping[str, int],
     held: _Held,
 ) -> tuple[dict[Cell, str | None], int]:
-    """Return the owner of each cell, and how many hashes stay in place. No member gets
-    more than its limit.
+    """Return the owner of each cell, none beyond its limit, and how many hashes stay in
+    place.
 
-    The largest overlaps are matched first, then the other cells in order. Then pairs of
-    owners swap as long as that keeps more hashes in place.
+    The largest overlaps are matched first, the other cells in order. Then pairs of
+    owners swap while that keeps more in place.
     """
     overlaps = {
         (cell, member): overlap

@@ -409,10 +409,10 @@ class Connection:
 
 
 class _Forgetful(dict[Any, Any]):
-    """A dict that stays empty. It replaces kafka-python's dict of brokers that refused
-    a login, to which it never connects again.
+    """A dict that stays empty, in place of kafka-python's dict of brokers that refused
+    a login: it would never connect to them again.
 
-    The next login may be accepted, because it has another token.
+    The next login has another token.
     """
 
     def __setitem__(self, node: Any, error: Any) -> None:

@@ -26,9 +26,8 @@ class Timings:
 
     A C call that keeps the GIL for longer costs the membership, but nothing else. The
     group also waits this long for a member to join in a rebalance (Kafka's rebalance
-    time-out). A longer wait would not help: a join runs on the same thread as the
-    heartbeats and waits for no record. A member that dies during a join would hold up
-    all the others.
+    time-out). More is not needed: a join runs on the same thread as the heartbeats and
+    waits for no record, and a member that dies inside a join holds up all the others.
     """
     heartbeat: int = 400
     """The interval of heartbeats. Each round of a rebalance takes about one interval.

@@ -435,7 +435,7 @@ class Transactions:
         checks again.
 
         Raises:
-            LogError: this principal may not write markers; retryable: the time is over.
+            LogError: refused for good; or, retryable, too late.
         """
         leaders = (
             await self._ask(

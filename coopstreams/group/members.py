@@ -66,8 +66,8 @@ class MemberInfo:
     any other id has no living owner.
     """
     allow_key_share: bool = True
-    """Whether partitions may be divided by key range. If one member says False, the
-    whole group has whole partitions only.
+    """Whether partitions may be divided by key range; a False of one member holds for
+    the whole group.
     """
     ending: str = ""
     """Why every instance of the application has to stop; empty: none has to."""

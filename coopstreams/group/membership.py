@@ -538,9 +538,7 @@ class Participant:
 
 
 class CommitGate:
-    """A lock for any number of commits, or one join. Waits are limited, so it does not
-    exclude them strictly.
-    """
+    """A lock for any number of commits, or one join, with limited waits."""
 
     def __init__(self, host: Host = SYSTEM) -> None:
         self._changed = host.condition()
@@ -548,10 +546,8 @@ class CommitGate:
         self._joining = False
 
     def enter(self, patience_s: float) -> bool:
-        """Begin a commit; return whether no join was under way. Every `enter` needs a
-        `leave`.
-
-        A join that is under way is waited for, for at most `patience_s`.
+        """Begin a commit, after waiting for a join for at most `patience_s`; return
+        whether no join was under way. Every `enter` needs a `leave`.
         """
         with self._changed:
             clear = self._changed.wait_for(lambda: not self._joining, patience_s)

@@ -7,14 +7,14 @@ header `Host` where no token is needed.
                says the reasons in words to the role `operate` only: an error that they
                name may quote a record
 
-A role may have several tokens, and each of them is accepted. An instance sends all its
-tokens of a role to the other instances. So a token is replaced without a refused
-request: first set `old,new` on one instance after the other, then `new`.
+A role may have several tokens, and each is accepted. Instances send each other all
+tokens of a role. So a token is replaced without a refused request: first `old,new` on
+one instance after the other, then `new`.
 
-Invariant: if any token is set, every path of the two roles needs one. If none is set,
-requests that change something are refused: a web page can make the browser send a
-request to an address on this host, though not with a token. A read by such a page is
-refused by its `Host` (`hosts`).
+Invariant: with any token set, every path of the two roles needs one. Without any,
+requests that change something are refused: a web page can make the browser send them to
+an address on this host, but not with a token. A read by such a page is refused by its
+`Host` (`hosts`).
 Turned down: user names and groups (a proxy in front has them, and one token).
 Source: RFC 6750.
 """
@@ -86,13 +86,12 @@ class Access:
     ) -> None:
         """Raise an error unless a request with these headers has the role.
 
-        `changes`: the request changes the instance, so it needs a token in any case.
+        `changes`: the request changes the instance, so it always needs a token.
 
         Raises:
             QueryError: UNAUTHORIZED: no token, or an unknown one; FORBIDDEN: the token
                 of the other role, or a change while no token is set; UNKNOWN_HOST: no
-                token is set, and the name in the header `Host` may be that of a web
-                page.
+                token is set, and the name in `Host` may be a web page's.
         """
         if role is None:
             return
@@ -199,10 +198,8 @@ def unknown_host(host: str) -> QueryError:
 
 
 def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
-    """Return whether a given token is among the tokens.
-
-    The comparison takes constant time: its duration must not reveal how much of a guess
-    is right.
+    """Return whether a given token is among the tokens, in constant time: the duration
+    must not reveal how much of a guess is right.
     """
     return any(
         hmac.compare_digest(one.encode(), token.encode())

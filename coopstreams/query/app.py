@@ -367,9 +367,7 @@ class QueryApp:
         role: Role | None,
         answer: Answer,
     ) -> Response:
-        """Return the answer to a request after the checks of its token and of its
-        forwarding, once the CPU budget allows.
-        """
+        """Return the answer to a request, if its token and its forwarding are right."""
         self.gate.access.check(
             role,
             request.headers.get("authorization"),
@@ -433,7 +431,7 @@ class MountedApp:
         """Answer a request.
 
         Raises:
-            ValueError: the request is not HTTP: this app was not mounted.
+            ValueError: it is not HTTP: this app was not mounted.
         """
         if scope["type"] != "http":
             raise ValueError(

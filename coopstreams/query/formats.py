@@ -196,8 +196,8 @@ def row_value(
 ) -> tuple[Any] | None:
     """Return a tuple with the value of a row for JSON, which may be null.
 
-    In a versioned store it is the value of the latest version; None instead of a tuple
-    if that version is a deletion.
+    In a versioned store: the latest version's value; None and no tuple if that version
+    is a deletion.
     """
     if store.headers:
         return (show_value(store.value, split_headers(data)[1], where),)

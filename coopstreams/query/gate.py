@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """The access rules, the limits, the error form and the metrics that all requests to
-    one instance share.
+    """The access rules, the limits and the metrics that all requests to one instance
+    share.
     """
 
     def __init__(

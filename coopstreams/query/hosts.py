@@ -82,7 +82,7 @@ def named(
     """Return the host names that an instance accepts; None: any name.
 
     `announced`: the name in its URL; `allowed`: the setting `http.allowed.hosts`;
-    `machine`: the name of its machine; `search`: the search domains of that machine.
+    `machine`, `search`: the name and the search domains of its machine.
     """
     if "*" in allowed:
         return None

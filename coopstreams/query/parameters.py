@@ -49,7 +49,7 @@ class RequestLimits:
     """Limits of a request. Units: entries, keys, seconds."""
 
     entries: int = 1000
-    """The limit of a request that sets none."""
+    """The most entries in an answer, if the request sets no limit."""
     max_entries: int = 100_000
     max_keys: int = 1000
     request_s: float = 10.0

@@ -73,7 +73,9 @@ class Expected(Generic[T]):
 
 
 class Peers:
-    """The other instances of the application. Used on the server's event loop."""
+    """A client for the other instances of the application. Used on the server's event
+    loop.
+    """
 
     def __init__(
         self,

@@ -159,8 +159,8 @@ def too_many_streams(most: int) -> QueryError:
 
 
 def unreadable(message: str, why: BaseException) -> QueryError:
-    """Return the error for bytes that cannot be read, or not be shown as JSON. It is
-    retryable if the schema registry does not answer.
+    """Return the error for bytes that cannot be read, or shown as JSON; retryable if
+    the schema registry does not answer.
     """
     if registry_is_away(why):
         return _unavailable("UNREADABLE", message, 1000)

@@ -49,7 +49,7 @@ class KeyLocation:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The route of a query whose key this instance owns: read it here."""
+    """The route of a query whose key this instance owns."""
 
     task: TaskId
 
@@ -65,7 +65,7 @@ class There:
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """The route of a query whose key another instance owns, though the client forbids
-    forwarding: refuse it with the owner's address.
+    forwarding: refuse it with `url`.
     """
 
     owner: Owner
@@ -139,8 +139,8 @@ def route(
 
 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
-    """Return the instances that together own a store, this one first; `Moving` if they
-    do not own all of it, or cannot all be asked.
+    """Return the instances that together own a store, this one first; `Moving` if a
+    range has no owner that can be asked.
     """
     owners = [
         owner

@@ -342,9 +342,8 @@ class QueryService:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
-        """Return the first result of `attempt` that is not TASK_MOVING; raise
-        TASK_MOVING when `retry_s` is over. Only a request that may be forwarded is
-        retried.
+        """Return the first result that is not TASK_MOVING; raise TASK_MOVING after
+        `retry_s`. Only a request that may be forwarded is tried again.
         """
         deadline = time.monotonic() + (self.limits.retry_s if asked == "any" else 0.0)
         pause = FIRST_PAUSE_S

@@ -89,8 +89,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class StatusFeed:
-    """The open streams of the status. While there are any, `look` is called every
-    `every_s` for a new status. Used on the server's event loop.
+    """The open streams of the status; while there are any, `look` fetches it every
+    `every_s`. Used on the server's event loop.
     """
 
     def __init__(
