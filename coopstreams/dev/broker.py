@@ -77,11 +77,11 @@ class KafkaBroker:
         version: str = KAFKA,
         secure: bool = False,
     ) -> None:
-        """For one node of several, pass `controller_port`, `cluster` (an id, see
-        `cluster_id`) and `settings`.
+        """Describe a broker; `start` starts it. For one node of several, pass
+        `controller_port`, `cluster` (an id, see `cluster_id`) and `settings`.
 
         The settings must have `node.id` and `controller.quorum.voters`. `secure`: TLS,
-        users and ACLs, see `secured`.
+        users and ACLs, see `Secured`.
 
         Raises:
             DevError: a secured broker needs cryptography.
@@ -126,8 +126,8 @@ class KafkaBroker:
 
     @property
     def bootstrap(self) -> str:
-        """The address for `bootstrap.servers`; also while the broker is down, once it
-        was started.
+        """The address for `bootstrap.servers`. Once the broker was started, the address
+        is known even while it is down.
 
         Raises:
             DevError: no broker was ever started on this folder.
@@ -149,14 +149,14 @@ class KafkaBroker:
         return answers(last.inner_port, timeout_s, self.secured.context())
 
     def start(self) -> bool:
-        """Start a broker, or use the one that runs on the folder; return whether a new
-        process was started.
+        """Start a broker, or use the broker that runs on the folder; return whether a
+        new process was started.
 
         Blocks until the broker answers.
 
         Raises:
             DevError: no Java, no jars, the port is taken, or Kafka ended at once; the
-                message has the reason and the cure.
+            message has the reason and the cure.
         """
         with locked(self.folder / "lock"):
             if (broker := self.running) is not None:
@@ -231,8 +231,8 @@ class KafkaBroker:
             )
 
     def _launch(self, java: Java, classpath: str) -> bool:
-        """Start a process on the folder; return False if the chosen free port is taken
-        by now.
+        """Start a process on the folder; return False if another program took the
+        chosen free port meanwhile.
         """
         port, controller_port = self._ports()
         inner_port = 0
@@ -288,7 +288,7 @@ class KafkaBroker:
 
     def _ports(self) -> tuple[int, int]:
         """Return the ports to listen on: the given ones, else the last ones if they are
-        free, else any.
+        free, else free ones.
         """
         if self._port is not None and not port_is_free(self._port):
             raise DevError(
@@ -317,7 +317,7 @@ class KafkaBroker:
         return self.secured.java_options if self.secured is not None else ()
 
     def _check_ours(self, config: Path) -> None:
-        """Check that settings in this file are from an earlier start, not those of
+        """Check that the settings in this file are from an earlier start, not from
         another broker.
         """
         if (
@@ -417,8 +417,8 @@ def _reason(said: str) -> str:
 
 
 def cluster_id(random: uuid.UUID) -> str:
-    """Return an id in Kafka's form that does not begin with a dash: the storage tool
-    would take it for an option.
+    """Return an id in Kafka's form. It does not begin with a dash, because the storage
+    tool would take it for an option.
     """
     return urlsafe_b64encode(random.bytes).rstrip(b"=").decode().replace("-", "_")
 
@@ -429,8 +429,8 @@ def broker_settings(
     controller_port: int,
     changes: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the server properties of a node that keeps its data in `folder`; `changes`
-    win.
+    """Return the server properties of a node that keeps its data in `folder`. `changes`
+    override them.
 
     Each node is broker and controller. A single node keeps one replica where Kafka's
     default is three; thread pools are sized for two cores.

@@ -1,7 +1,7 @@
-"""Certificates for a development broker: its own authority, and certificates signed by
-it. Needs `cryptography`.
+"""Makes the certificates of a development broker: its own authority, and certificates
+signed by it. Needs `cryptography`.
 
-Turned down: `keytool` of the Java that is there (it does not export private keys, which
+Turned down: `keytool` of the installed Java (it does not export private keys, which
 clients need as PEM files).
 """
 
@@ -32,7 +32,7 @@ class Issued:
 
 
 def authority() -> Issued:
-    """Return the certificate of a new authority."""
+    """Return the certificate and key of a new authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("coopstreams dev")
     usage = x509.KeyUsage(

@@ -1,5 +1,5 @@
-"""A broker of development as production has them: TLS on every listener, users who log
-in, and only what ACLs allow.
+"""The security of a development broker, as in production: TLS on every listener, users
+who log in, and ACLs.
 
     SASL_SSL     SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER, for clients
     SSL          mutual TLS: clients with a certificate of the broker's authority, and the broker's own requests
@@ -8,8 +8,9 @@ in, and only what ACLs allow.
 Keys, certificates and the super user's password are made once, in the folder `security`
 beside the data.
 
-Invariant: no listener takes a request of an unknown user. Turned down: plain listeners
-for the broker's own requests (every program on this machine would be a super user).
+Invariant: no listener takes a request of an unknown user.
+Turned down: plain listeners for the broker's own requests (every program on this
+machine would be a super user).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ except ImportError as error:
     ) from error
 
 ADMIN = "admin"
-"""The super user."""
+"""The name of the super user."""
 _BROKER = "broker"
 _HOSTS = ("localhost", "127.0.0.1", "::1")
 _SCRAM = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -44,14 +45,14 @@ class Secured:
     """The keys, certificates and users of one broker."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: the place of the files."""
+        """Describe the files in `folder`; `make` makes them."""
         self.folder = folder
         self.authority = folder / "ca.pem"
-        """The certificate that clients have to trust."""
+        """The file of the certificate that clients have to trust."""
 
     @property
     def made(self) -> bool:
-        """Whether the folder has the files already."""
+        """Whether the files exist in the folder."""
         return (self.folder / f"{ADMIN}.toml").exists()
 
     def make(self) -> None:
@@ -90,7 +91,7 @@ class Secured:
         )
 
     def token(self, user: str, lifetime_s: float = 3600) -> str:
-        """Return a token for OAUTHBEARER with which a client is this user."""
+        """Return a token for OAUTHBEARER with which a client logs in as `user`."""
         return token_issuer.signed(
             (self.folder / "tokens.key").read_bytes(),
             user,
@@ -98,8 +99,8 @@ class Secured:
         )
 
     def admin(self) -> dict[str, str]:
-        """Return the settings with which a client is the super user, in librdkafka's
-        names; without the addresses.
+        """Return the settings with which a client logs in as the super user, in
+        librdkafka's names, without `bootstrap.servers`.
         """
         return {
             "security.protocol": "SASL_SSL",
@@ -110,8 +111,8 @@ class Secured:
         }
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context with which a connection to the listener SSL is the
-        broker's own.
+        """Return a TLS context for connections to the listener SSL that act as the
+        broker itself.
         """
         context = ssl.create_default_context(cafile=self.authority)
         context.load_cert_chain(
@@ -165,15 +166,16 @@ class Secured:
 
     @property
     def java_options(self) -> tuple[str, ...]:
-        """Options for the broker's Java: it reads keys of tokens from no other place."""
+        """Options for the broker's Java: it may read the keys of tokens only from the
+        folder's file.
+        """
         return (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._keys}",)
 
     def format_arguments(self) -> list[str]:
-        """Return the arguments with which the storage tool makes the super user. They
-        are in lists of processes.
+        """Return the arguments with which the storage tool makes the super user.
 
-        So they have no password, but the salted hash of it that the broker stores (RFC
-        5802).
+        Lists of processes show these arguments. So they have no password, but the
+        salted hash of it that the broker stores (RFC 5802).
         """
         password = (self.folder / f"{ADMIN}.password").read_bytes()
         arguments = []
@@ -192,8 +194,8 @@ class Secured:
         return (self.folder / "jwks.json").as_uri()
 
     def _admin_settings(self) -> str:
-        """Return the text of a settings file for the super user: it names the file with
-        the password.
+        """Return the text of a settings file for the super user. It refers to the file
+        with the password.
         """
         told: Mapping[str, str] = self.admin() | {
             "sasl.password": f"${{file:{self.folder / f'{ADMIN}.password'}}}"

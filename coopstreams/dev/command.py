@@ -144,8 +144,8 @@ def status(context: typer.Context, data: _Data = None) -> None:
 
 @contextmanager
 def _told(console: Console) -> Iterator[None]:
-    """Print a DevError, or why a folder cannot be written, and end the command with
-    exit code 1.
+    """Print a DevError, or the reason why a folder cannot be written, and end the
+    command with exit code 1.
     """
     try:
         yield
@@ -159,14 +159,16 @@ def _told(console: Console) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The folder that a command is about, and the options that name it."""
+    """The folder of the broker that a command is about, and the options that name the
+    folder.
+    """
 
     folder: Path
     option: str
 
 
 def _chosen(context: typer.Context, data: Path | None) -> _Chosen:
-    """Return the folder of a sub-command: its own option wins over that of the main
+    """Return the folder of a sub-command: by its own option, else by that of the main
     command.
     """
     if data is not None:

@@ -3,14 +3,15 @@ PySpark, no Maven, no tarball.
 
 The files and their SHA-256 are pinned (`pins.py`). They come from Maven Central, which
 is jgo's default, or from the repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the
-variable that Spark reads for the same purpose. jgo uses requests: `HTTPS_PROXY`,
-`NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
+variable that Spark reads for the same purpose. jgo uses requests, so `HTTPS_PROXY`,
+`NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` apply.
 
 Invariant: the folder that `kafka_jars` returns is complete, and each file in it has its
 pinned content. A download that breaks off leaves the files it has checked in a
-`.partial` folder, and the next one fetches the others. Turned down: the Ivy inside
-PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate
-limits are jgo's), to keep the half of a file (the largest has 10 MB).
+`.partial` folder, and the next download fetches the missing files.
+Turned down: the Ivy inside PySpark (400 MB, to download 45), a client of our own
+(proxies, certificates and rate limits are jgo's), keeping half of a file (the largest
+has 10 MB).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def kafka_jars(
 
     Raises:
         DevError: jgo is not installed, the download failed, or a file differs from its
-        pinned content; with the cure.
+        pinned content; the message has the cure.
     """
     jars = cache_folder() / f"kafka-{version}"
     if jars.is_dir():
@@ -176,7 +177,7 @@ class _Download:
             future.result()
 
     def _fetch_for(self, future: Future[None], pin: Pin) -> None:
-        """Fetch a file; the future raises its error."""
+        """Fetch a file, and set the result of `future`, or the error that it raises."""
         try:
             if not self._stopped.is_set():
                 self._fetch(pin)
@@ -218,8 +219,8 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
     """Return the finished futures, as `concurrent.futures.wait` does; raise
     KeyboardInterrupt soon after Ctrl-C.
 
-    Python handles a signal between two steps of the main thread. One that comes just
-    before a wait without a limit is handled when that wait ends: one of some hundred
+    Python handles a signal between two steps of the main thread. A signal just before a
+    wait without a limit would be handled only when that wait ends: one of some hundred
     downloads went on after Ctrl-C.
     """
     while True:

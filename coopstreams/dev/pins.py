@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One file. Units: bytes."""
+    """One pinned file of a Kafka version. Units: `size` in bytes."""
 
     group: str
     artifact: str
@@ -73,7 +73,7 @@ def pins(version: str) -> list[Pin]:
 
 def write_pins(version: str) -> Path:
     """Resolve a version with jgo, download its files, and write the list of them;
-    return where it is.
+    return the path of the list.
     """
     from jgo.maven import MavenContext
 

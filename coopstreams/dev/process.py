@@ -24,17 +24,19 @@ _PORTS = range(15_000, 32_768)
 
 @dataclass(frozen=True, slots=True)
 class BrokerProcess:
-    """A broker process."""
+    """The process id and the ports of a broker that was started."""
 
     pid: int
     port: int
     controller_port: int
     inner_port: int = 0
-    """The port of a secured broker's listener SSL; 0: it is not secured."""
+    """The port of a secured broker's listener SSL; 0 if the broker is not secured."""
 
 
 def recorded(folder: Path) -> BrokerProcess | None:
-    """Return the broker that was last started on the folder, alive or not."""
+    """Return the broker that was last started on the folder, alive or not; None if
+    there is none.
+    """
     try:
         return BrokerProcess(**orjson.loads((folder / _FILE).read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -84,7 +86,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def paused(pid: int) -> bool:
-    """Return whether all threads of a process have stopped after a SIGSTOP, which takes
+    """Return whether all threads of a process have stopped after a SIGSTOP. This takes
     a moment on a busy machine.
     """
     if Path("/proc/self/task").exists():
@@ -159,7 +161,7 @@ def answers(
     context: ssl.SSLContext | None = None,
 ) -> bool:
     """Return whether a Kafka broker answers requests on the port, and takes part in its
-    cluster. `context`: by TLS.
+    cluster. `context`: for a TLS connection.
 
     A broker that has just started answers before its controller has unfenced it; until
     then no topic can be created on it.

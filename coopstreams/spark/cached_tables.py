@@ -3,11 +3,12 @@ cache, as live tasks do.
 
 A live task forwards the latest update of each row with a commit, every second or so. A
 task of a backfill does so when its buffers are full: perhaps once, at the end of all
-history. For what looks at time, these updates would be late.
+history. For operators that follow stream time, these updates would be late.
 
 Invariant: an operator that follows stream time gets each update of a table at the time
-of the record that made it. Turned down: a flush at intervals of stream time (what is
-late would depend on the interval).
+of the record that made it.
+Turned down: a flush at intervals of stream time (which records are late would depend on
+the interval).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def holds_back(
 
 
 def _behind(topology: Topology, part: SubTopology) -> list[SubTopology]:
-    """Return the sub-topologies that read what a sub-topology writes, or what they
-    write.
+    """Return the sub-topologies that read what a sub-topology writes, directly or
+    through others.
     """
     found = set[int]()
     new = {part.id}
@@ -120,8 +121,8 @@ def _has_updates(node: Node) -> bool:
 def _follows_time(node: Node) -> bool:
     """Whether what a node does with a record depends on stream time.
 
-    A suppression is flushed behind its table, and a view of a table has its rows,
-    unless it lets them expire.
+    A suppression does not count: it is flushed behind its table. A view of a table
+    counts only if its rows expire.
     """
     if isinstance(node, Suppress):
         return False

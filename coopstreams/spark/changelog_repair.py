@@ -66,7 +66,7 @@ class Differences:
 
     @property
     def wrong(self) -> int:
-        """The number of rows that are not right."""
+        """The number of rows that differ."""
         return self.added + self.changed + self.deleted
 
     def __str__(self) -> str:
@@ -107,10 +107,10 @@ def differences(
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The state of a task by its source topics.
+    """The state of a task as it follows from its source topics.
 
-    Shape: `specs` are all its stores, `horizons` of each the first time of rows that
-    have not expired.
+    Shape: `specs` are all its stores; `horizons` has, for each store, the earliest time
+    of the rows that have not expired.
     """
 
     task: TaskId
@@ -128,7 +128,7 @@ class Repair:
 
     @staticmethod
     def of(stage: Stage, rebuild: Rebuild) -> Repair | None:
-        """Return the repair of a stage; None: the stage only feeds others."""
+        """Return the repair of a stage; None if the stage only feeds others."""
         stores = tuple(store for store in stage.stores if store in rebuild.stores)
         return Repair(rebuild, stores) if stores else None
 
@@ -140,8 +140,11 @@ class Repair:
         expired: Counter[str],
         outbox: Outbox | None,
     ) -> dict[str, Differences]:
-        """Return the differences of each store; write them, unless it is a dry run.
-        `expired` counts the rows that are left out, by store.
+        """Write the differences of each store to its changelog, except in a dry run;
+        return their counts.
+
+        `outbox`: None in a dry run. `expired`: counts, by store, the rows that are left
+        out.
 
         Raises:
             GroupError: the application runs.

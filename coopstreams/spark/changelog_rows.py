@@ -1,5 +1,5 @@
-"""The rows of a task's stores that belong into their changelogs, and their changelog
-records.
+"""Selects the rows of a task's stores that are written to their changelogs, and makes
+the changelog records.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ timestamp have -1.
 
 
 def horizon_of(table: Table) -> int | None:
-    """Return the first time of the rows that have not expired: of windows and of
-    versions; None: none has.
+    """Return the earliest time of the windows or versions in a table that have not
+    expired; None if no row has expired.
     """
     if isinstance(table, VersionTable):
         return table.old_ms + 1
@@ -45,7 +45,7 @@ def visible(
     key_range: KeyRange,
     horizon: int | None,
 ) -> Rows:
-    """Yield the store keys of a range with their rows, in order, without those from
+    """Yield the store keys of a range with their rows, in order, without rows from
     before the horizon.
     """
     for key, row in database.scan(
@@ -60,13 +60,13 @@ def visible(
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Which rows of a window store a changelog would lose, and the application does not
-    need.
+    """The rule that leaves rows of a window store out of its changelog, if the brokers
+    would delete them and the application does not need them.
 
     A store follows the time of the records that reach its operator. Below a filter, or
     in a partition of few records, that may be weeks behind: the store still has rows
-    that the brokers would delete from its changelog at once. Those that have expired by
-    the time that the run has reached are left out: no new record finds them.
+    that the brokers would delete from its changelog at once. Those of them that have
+    expired by the time that the run has reached are left out: no new record finds them.
     """
 
     oldest_ms: int = KEPT_FOR_EVER
@@ -80,7 +80,9 @@ class Expiry:
         rows: Rows,
         expired: Counter[str],
     ) -> Rows:
-        """Yield the rows that the changelog gets; the others are counted by store."""
+        """Yield the rows that the changelog gets; count the other rows in `expired`, by
+        store.
+        """
         horizon = self._horizon(spec)
         for key, row in rows:
             old = layout.unpack(row)[1] < self.oldest_ms
@@ -90,7 +92,7 @@ class Expiry:
                 yield key, row
 
     def _horizon(self, spec: StoreSpec) -> int:
-        """Return the first time of the rows that have not expired by the time of the
+        """Return the earliest time of the rows that have not expired by the time of the
         run.
         """
         if spec.kind not in layout.SEGMENTED:

@@ -33,7 +33,7 @@ def check_stopped(config: Config) -> None:
     """Check that no instance of the application runs.
 
     Raises:
-        GroupError: some do; the message has their number.
+        GroupError: instances run; the message has their number.
     """
     application = config["application.id"]
     with GroupAdmin(config.client, application) as admin:
@@ -51,12 +51,12 @@ def committed(
     cluster: KafkaLog,
     places: Iterable[TopicPartition],
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
-    """Return the committed segments of these partitions, over all hashes; uncommitted
-    hashes are at the start.
+    """Return the committed segments of these partitions. They cover all hashes; hashes
+    without a commit are at the start of the partition.
 
     Raises:
-        ConfigError: commits are gone, or name other topics than those that have the
-        names now.
+        ConfigError: commits are gone, or they are for deleted topics whose names other
+        topics have now.
     """
     application = config["application.id"]
     wanted = sorted(places)

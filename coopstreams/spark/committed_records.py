@@ -44,9 +44,9 @@ ALL = (Segment(WHOLE, (1 << 63) - 1),)
 class Rebuild:
     """The scope of a rebuild from the source, and the positions it is based on.
 
-    Shape: `stores` have a changelog, whose `ends` (by store and partition) were those
-    when the run was planned.
-    `partitions`: None is all. `key_range` is made of whole slices.
+    Shape: `stores` have a changelog. `ends` has the ends of the changelogs, by store
+    and partition, when the run was planned. `partitions`: None is all. `key_range` is
+    made of whole slices.
     """
 
     stores: tuple[str, ...]
@@ -56,7 +56,7 @@ class Rebuild:
     ends: Mapping[str, Mapping[int, int]]
 
     def covered(self, task: TaskId) -> KeyRange | None:
-        """Return the hashes of a task that are rebuilt; None: none."""
+        """Return the hashes of a task that are rebuilt; None if there are none."""
         if self.partitions is not None and task.partition not in self.partitions:
             return None
         return self.key_range.intersect(task.key_range)
@@ -73,11 +73,11 @@ class SegmentRange(NamedTuple):
 
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
-    """Return the smallest number of equal ranges, at least `wanted`, with each range
-    within one segment per partition.
+    """Return the smallest number of equal key ranges, at least `wanted`, with each
+    range within one segment per partition.
 
-    None: there is none; a segment begins within a key group, which only tasks without
-    state allow.
+    Return None if a segment begins within a key group, as only tasks without state
+    allow.
     """
     starts = {segment.key_range.start for segments in stands for segment in segments}
     for count in range(wanted, GROUPS + 1):
@@ -87,8 +87,8 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """The times at a record: in the task's processing order, of the stream, and of the
-    operators.
+    """The times at a record: `time` orders the records of a task, the others are those
+    of the stream and of the operators.
     """
 
     time: int
@@ -97,8 +97,10 @@ class Now(NamedTuple):
 
 
 class Cut:
-    """The records of one partition, in offset order, for the tasks of these ranges.
-    `segments` tile the hash space.
+    """Divides the records of one partition, in offset order, among the tasks of some
+    key ranges.
+
+    `segments`: the committed segments of the partition, which tile the hash space.
     """
 
     def __init__(self, ranges: Sequence[KeyRange], segments: Sequence[Segment]) -> None:
@@ -117,7 +119,7 @@ class Cut:
             for slot in range(len(ranges))
         ]
         self.ends: list[Now | None] = [None] * len(ranges)
-        """By slot, the time at which the task ends; None: before the first record."""
+        """For each slot, the times at which its task ends; None before the first record."""
 
     def spans(
         self,
@@ -138,8 +140,8 @@ class Cut:
         yield from pairwise(cuts)
 
     def tell(self, last: int, now: Now) -> list[int]:
-        """Note the time after a span that ends with this offset; return the slots whose
-        tasks go on until then.
+        """Note the times after a span that ends with offset `last`; return the slots of
+        the tasks that read that far.
         """
         slots = [slot for slot, until in enumerate(self._until) if last < until]
         for slot in slots:

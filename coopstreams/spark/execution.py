@@ -1,5 +1,5 @@
 """Runs a topology over history in Spark, with the program and the tasks of a live
-application, which can follow on.
+application, which can continue from there.
 
     plan      the cut, and the stages up to it (`preparation.py`)
     stages    one sub-topology after the other: history -> rows of tasks -> tasks -> forwarded records, and results
@@ -165,8 +165,8 @@ def backfill(
 
     `spark`: None makes a local session for the duration of the run. `sources`: by
     topic; other topics are read from Kafka up to now. `resume`: the name of a run that
-    did not finish, which is in the log and in a note of its error: its plan stays, and
-    finished stages are not run again. `on_stage` is called when a stage begins,
+    did not finish, which the log and a note of its error have. It keeps its plan, and
+    its finished stages do not run again. `on_stage` is called when a stage begins,
     `on_progress` about once a second, on another thread, with the progress of its
     tasks.
 
@@ -220,7 +220,8 @@ def taken_up(
     *,
     rebuild: bool = False,
 ) -> Plan:
-    """Return the plan of a backfill, or of a rebuild from the source, that is resumed.
+    """Return the plan of a run that is resumed: of a backfill, or with `rebuild` of a
+    rebuild from the source.
 
     Raises:
         ConfigError: there is no such run, it is of the other kind or another topology,
@@ -275,7 +276,7 @@ def carry_out(
 
 
 class _Run:
-    """Carries out a plan."""
+    """The execution of a plan, stage by stage."""
 
     def __init__(
         self,
@@ -349,7 +350,7 @@ class _Run:
     @contextmanager
     def _watched(self, stage: Stage) -> Iterator[str | None]:
         """Yield the folder for progress reports, which are passed to `on_progress`;
-        None without such a callback.
+        None if there is no such callback.
         """
         if self._on_progress is None:
             yield None
@@ -395,8 +396,8 @@ class _Run:
         stage: Stage,
         reports: str | None,
     ) -> tuple[NativeWork, DataFrame] | None:
-        """Return the tasks and rows of a stage that Spark SQL folded. None: it is left
-        to Python.
+        """Return the tasks and rows of a stage that Spark SQL folded; None if Python
+        has to run the stage.
         """
         aggregations = (
             translated(
@@ -526,8 +527,8 @@ class _Run:
 
 
 def error_of_task(error: PySparkException) -> Exception:
-    """Return the error that a task raised; Spark has only the text of its traceback,
-    which ends with it.
+    """Return the error that a task raised, read from the text of its traceback, which
+    is all that Spark reports.
 
     A message may have several lines, as that of a validation has. An empty line or the
     JVM's stack ends it.

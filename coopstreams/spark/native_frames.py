@@ -10,8 +10,9 @@ A *doubt* is a record that SQL and Python might read differently, or a sum that 
 64 bits. A single doubt leaves the whole stage to Python.
 
 Invariant: a result that is not proved to be the same is in doubt: the doubts of
-`values`, and negative timestamps. Turned down: removing records where SQL filters them
-(they count as read, and advance the stream time of their topic).
+`sql_values`, and negative timestamps.
+Turned down: removing records where SQL filters them (they count as read, and advance
+the stream time of their topic).
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ partition.
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The folding of a stage. The groups of its tasks become files in `folder`, so each
-    store reads history once.
+    """The folding of a stage in SQL. The groups of its tasks become files in `folder`,
+    so that history is read once for each store.
     """
 
     stage: Stage
@@ -85,8 +86,8 @@ class Folding:
         """Return SQL's results by task, except for partitions without records; None if
         a record is in doubt.
 
-        `history(ordered)` returns the records. If they have offsets, the first attempt
-        assumes that none of them is late.
+        `history(ordered)` returns the records. If the records have offsets, the first
+        attempt assumes that no record is late.
         """
         told = self._told(history, self.aggregations, exact=not self.numbered)
         if self.numbered and (
@@ -139,7 +140,7 @@ class Folding:
         )
 
     def _has_late(self, aggregation: Aggregation, told: Sequence[Row]) -> bool:
-        """Return whether a record is late, or may be."""
+        """Return whether a record is late for a window, or may be."""
         spans: dict[int, list[pa.Table]] = defaultdict(list)
         for row in told:
             if (
@@ -168,8 +169,8 @@ def groups(
     partition is a task.
 
     Unless they are `numbered`, and if the aggregation is `ordered`, a Spark partition
-    of `history` must be one topic partition in order. Not `exact`: no record is late,
-    and the spans of the windows show whether that is true.
+    of `history` must be one topic partition in order. Without `exact`, no record is
+    taken as late, and the spans of the windows show whether that is true.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
     # With windows there may be nearly as many groups as records: each record goes to
@@ -291,10 +292,11 @@ def _windowed(
     *,
     exact: bool,
 ) -> DataFrame:
-    """Return a row for each window of a record: its `start`, whether it is `late`,
-    whether it is the `first` row.
+    """Return a row for each window of a record.
 
-    Also how far `into` the window its time is. Not `exact`: none is late.
+    Columns: the `start` of the window, how far `into` the window the record's time is,
+    whether the record is `late` for it, and whether this is the `first` row of the
+    record. Without `exact`, no record is late.
     """
     size = F.lit(aggregation.size_ms)
     advance = F.lit(aggregation.advance_ms).cast("bigint")
@@ -437,7 +439,9 @@ def folded(
 
 
 def _operator_time(rows: Iterable[Row], store: int) -> int:
-    """Return the time of an aggregation: that of the records that pass its filters."""
+    """Return the stream time of an aggregation: the latest time of the records that
+    pass its filters.
+    """
     own = [row["clock"] for row in rows if row["store"] == store]
     return max((clock for clock in own if clock is not None), default=-1)
 

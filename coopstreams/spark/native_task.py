@@ -1,11 +1,11 @@
 """A shared task inside Spark whose stores were folded by SQL: it takes store rows
 instead of records.
 
-Rows go from Arrow to the database as columns, without an entry for each: there may be
-nearly as many as records.
+Rows go from Arrow to the database as columns, without a Python object for each row:
+there may be nearly as many rows as records.
 
 Invariant: key groups, segments, expiry, changelog records, slices and the transaction
-are those of `task`; only the rows come from SQL.
+are those of `spark_task`; only the rows come from SQL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coopstreams.topology.stores import StoreSpec
 @dataclass(frozen=True, slots=True)
 class NativeWork:
     """The work of one sub-topology's tasks over rows that SQL has folded. Shape:
-    `folded` by task, in `folder`.
+    `folded` by task, with files in `folder`.
     """
 
     work: TaskWork
@@ -137,8 +137,8 @@ class _NativeAttempt(TaskAttempt):
 
 
 def _change(family: str, rows: Iterable[tuple[bytes, bytes]]) -> Change:
-    """Return rows as a change of a family: RocksDB takes sorted ones for a fraction of
-    the time.
+    """Return rows as a sorted change of a family: RocksDB writes sorted rows in a
+    fraction of the time.
     """
     ordered = sorted(rows)
     return Change(family, [place for place, _ in ordered], [row for _, row in ordered])

@@ -9,14 +9,15 @@ transaction committed.
 
 Invariant: for each task of a run there is at most one committed transaction with its
 mark in it.
-Invariant: rows of a task count only if no instance has begun. One that was starting
-when the run was announced has looked for runs, and joins its group when its global
-tables are read, minutes later. So a task looks for it once its own rows are in the log:
-an instance that has joined is found, and one that joins later finds rows in its
-changelogs and no position, and ends (`opening.position_check`). Turned down: a file that says
-"done" (it is not part of the transaction, so one of the two would be ahead),
-at-least-once outputs, and one partition for all marks (an open transaction of another
-task would hide this task's own mark).
+Invariant: the rows of a task count only if no instance of the application has begun. An
+instance that was starting when the run was announced may have looked for runs before,
+and joins its group minutes later, when its global tables are read. So a task looks for
+members once its own rows are in the log. An instance that has joined by then is found.
+One that joins later finds rows in its changelogs and no position, and ends
+(`opening.position_check`).
+Turned down: a file that says "done" (it is not part of the transaction, so one of the
+two would be ahead), at-least-once outputs, and one partition for all marks (an open
+transaction of another task would hide this task's own mark).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def announce(
     run: str,
     tasks: int,
 ) -> None:
-    """Create the topic with the marks of a run, if missing; other runs find it, and
+    """Create the topic with the marks of a run, if missing. Other runs that find it
     know that this run has begun.
     """
     with closing(cluster_of(config)) as cluster:
@@ -93,7 +94,7 @@ def partitions_of(config: Config, topic: str) -> int:
     """Return the current partition count of a topic.
 
     Raises:
-        UnknownTopicError: it does not exist.
+        UnknownTopicError: the topic does not exist.
     """
     with closing(cluster_of(config)) as cluster:
         count = cluster.partitions([topic]).get(topic)
@@ -116,8 +117,8 @@ class Seeds:
 class Outbox:
     """The transaction of one task. Belongs to one thread.
 
-    `number` is that of the task within its run: the suffix of the transactional id, and
-    the partition of the mark.
+    `number`: that of the task within its run. It is the suffix of the transactional id,
+    and the partition of the mark.
     """
 
     def __init__(
@@ -181,8 +182,8 @@ class Outbox:
 
         Raises:
             FencedError: another attempt has taken over.
-            LogError: it is unknown whether the commit counted; the next attempt finds
-            out.
+            LogError: it is unknown whether the transaction committed; the next attempt
+            looks for the mark.
         """
         now = int(time.time() * 1000)
         self._writer.append(
@@ -195,7 +196,7 @@ class Outbox:
         self._writer.commit(LONGEST_TRANSACTION_MS / 1000)
 
     def close(self) -> None:
-        """Close the writer; an open transaction does not count."""
+        """Close the writer, which aborts an open transaction."""
         self._writer.close()
         self._log.close()
 
@@ -217,8 +218,10 @@ class Outbox:
 
 
 def read_mark(log: Log, mark: TopicPartition) -> str | None:
-    """Return the result of a committed task. Take over its transactional id first, to
-    end an open transaction.
+    """Return the result of a task from its mark; None if the task has not committed.
+
+    The caller must first take over the transactional id, which ends an open
+    transaction.
     """
     end = log.end_offset(mark)
     at = log.start_offset(mark)

@@ -1,11 +1,11 @@
 """The plan of a backfill, made before anything runs: its sub-topologies, their order,
 their tasks, and the offsets.
 
-Pure. `execution.py` asks Kafka, calls this, stores the plan, and carries it out;
-`--resume` loads the stored plan and decides nothing again.
+Pure. `preparation.py` asks Kafka, calls this module and stores the plan; `execution.py`
+carries it out. `--resume` loads the stored plan and decides nothing again.
 
-Invariant: a sub-topology comes after all that write to a repartition topic it reads.
-Where two wait for each other, `rounds` has the order.
+Invariant: a sub-topology comes after all sub-topologies that write to a repartition
+topic it reads. Where two wait for each other, `rounds` has the order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stage:
     Shape: task = partition * ranges + number of the range; `first` is the number of its
     first task within the run. `forwarded` are the repartition topics it writes, with
     their partition counts. Only the last of the `rounds` leaves state and outputs; the
-    others forward.
+    earlier rounds only forward records.
     """
 
     subtopology: int
@@ -67,8 +67,8 @@ class Stage:
     only: tuple[int, ...] | None = None
     """The tasks that run; None: all of them."""
     called: bool = False
-    """Whether it may have punctuations by stream time that tasks of parts of a
-    partition would call late.
+    """Whether it may have punctuations by stream time, which tasks of several key
+    ranges would call late.
     """
 
     @property
@@ -118,10 +118,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run, from its cut to its tasks.
+    """The plan of a run, from its cut to its tasks.
 
     Shape: `cut` has for each source topic and partition the offsets [start, end); a
-    topic that comes from a table has the offsets at which a live application goes on.
+    topic that comes from a table has the offsets at which a live application continues.
     `tables` are the topics whose history is not in Kafka.
     """
 
@@ -141,18 +141,15 @@ class Plan:
     global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(
         default_factory=dict
     )
-    """Of the topics of global tables, the offsets [start, end) that every task reads.
-    """
+    """The offsets [start, end) that every task reads of the topics of global tables."""
     connector: Connector = "python"
     """The reader of Kafka: our own data source, or Spark's connector."""
     ids: Mapping[str, str] = field(default_factory=dict)
-    """The ids of its topics in Kafka: a topic that was deleted and created again has
+    """The ids of its topics in Kafka. A topic that was deleted and created again has
     another id.
     """
     rebuild: Rebuild | None = None
-    """The scope of a rebuild of an application that has run; None: a backfill of one
-    that has not.
-    """
+    """The scope of a rebuild of an application that has run; None for a backfill."""
 
     @property
     def tasks(self) -> int:
@@ -201,7 +198,7 @@ class Plan:
         return "\n".join(lines)
 
     def _topic_line(self, topic: str) -> str:
-        """Return where a topic's records come from."""
+        """Return the line that says where a topic's records come from."""
         bounds = self.cut.get(topic)
         if bounds is None:
             return f"    {topic}: from the sub-topologies before it"
@@ -211,7 +208,7 @@ class Plan:
         return f"    {topic}: from a table; a live application goes on at {ends}"
 
     def _scope_line(self, rebuild: Rebuild) -> str:
-        """Return what a rebuild writes."""
+        """Return the line that says what a rebuild writes."""
         written = "go to the changelogs" if self.seed else "are counted"
         return (
             f"  stores {', '.join(rebuild.stores)}, key groups {rebuild.key_range}: "
@@ -219,7 +216,7 @@ class Plan:
         )
 
     def _destination(self) -> str:
-        """Return where a backfill writes state and outputs."""
+        """Return the line that says where a backfill writes state and outputs."""
         state = ["changelogs"] if self.seed else []
         if self.snapshots:
             state.append(self.snapshots)
@@ -287,8 +284,8 @@ def stages(
 ) -> tuple[Stage, ...]:
     """Return the sub-topologies with their tasks, in the order in which they run.
 
-    `ranges`: key ranges of each partition; None: `RANGES`, or one where more would call
-    punctuations late. `native`: fold by Spark SQL where the result is the same. A
+    `ranges`: key ranges of each partition; None: `RANGES`, or one if several would call
+    punctuations late. `native`: whether Spark SQL folds where the result is the same. A
     sub-topology without source topics (no topic matches its pattern yet) has no tasks,
     and is no stage.
     """
@@ -326,7 +323,7 @@ def _why_python(
     outputs: Outputs,
     timed: Collection[str],
 ) -> str | None:
-    """Return why Spark SQL cannot fold a round; None: it can."""
+    """Return why Spark SQL cannot fold a round; None if it can."""
     if round_.rounds > 1:
         return "it runs in rounds"
     # SQL takes the newest record's time for that of all.
@@ -355,7 +352,7 @@ def called_late(stages: Iterable[Stage], cure: str) -> list[str]:
 def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
     """Return the sub-topologies that have some of these stores, and all that feed them.
 
-    The value: whether another sub-topology needs its records.
+    Shape: by number, whether another sub-topology needs its records.
     """
     found: dict[int, bool] = {}
     wanted: set[str] = set()
@@ -427,6 +424,6 @@ def positions(
 
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
-    """Return the tasks of a stage that have no result, or several: each must have one."""
+    """Return the tasks of a stage that do not have exactly one result."""
     counts = Counter(results)
     return sorted(task for task in stage.running if counts[task] != 1)

@@ -57,18 +57,17 @@ BACKFILLED = 0
 class Options:
     """The options of a run.
 
-    `ranges`: key ranges of each partition, and so tasks; None: four, or one where
-    processors may be called by stream time, which several would call late. `seed`:
-    write the state to the changelogs; False is a trial that writes nothing to Kafka and
-    cannot be published. `snapshots`: also write the state to this storage, from which
-    tasks restore it faster. `outputs`: `none`; `topic`: write results to the topics of
-    a live application; or `table`: `Backfilled.outputs` returns them, and they are kept
-    at `table` (a URL of Spark's) as Parquet, if that is given.
-    `work`: a folder that driver and workers share, for data between stages, and for
-    `resume`. `connector`: the reader of Kafka, `python`, or `jvm` in a session that has
-    Spark's connector. `native`: fold with Spark SQL where the state is the same; the
-    plan says where not, and why. `until`: the cut of the topics without a given
-    history.
+    `ranges`: key ranges of each partition, and so tasks. None: four, or one where
+    several would call punctuations by stream time late. `seed`: write the state to the
+    changelogs; False is a trial that writes nothing to Kafka and cannot be published.
+    `snapshots`: also write the state to this storage, from which tasks restore it
+    faster. `outputs`: `none`; `topic`: write results to the topics of a live
+    application; or `table`: `Backfilled.outputs` returns them. `table`: a URL of
+    Spark's at which these are also kept as Parquet. `work`: a folder that driver and
+    workers share, for data between stages, and for `resume`. `connector`: the reader of
+    Kafka, `python`, or `jvm` in a session that has Spark's connector. `native`: fold
+    with Spark SQL where the state is the same; the plan says where Python runs instead,
+    and why. `until`: the cut of the topics without a given history.
     """
 
     ranges: int | None = None
@@ -82,10 +81,10 @@ class Options:
     until: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Check the values: a plan is announced to the group before they are used.
+        """Check the values, before a plan with them is announced to the group.
 
         Raises:
-            ConfigError: one is unknown.
+            ConfigError: a value is unknown.
         """
         for name, given, known in (
             ("outputs", self.outputs, get_args(Outputs)),
@@ -112,7 +111,7 @@ def begin(
 
     Raises:
         ConfigError: see `make_plan`; or another run or an instance has begun meanwhile,
-        and this run is given up.
+        so this run is given up.
     """
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
@@ -127,11 +126,11 @@ def _check_alone(
     config: Config,
     plan: Plan,
 ) -> None:
-    """Give a run up, which has just been announced, if another run or an instance has
-    begun since `check_unused`.
+    """Give up a run that was just announced, if another run or an instance has begun
+    since `check_unused`.
 
-    Of two runs that look at once, both are given up. Whatever starts from now on finds
-    this run, and ends.
+    Two runs that check at the same time are both given up. A run or instance that
+    starts later finds this run, and ends.
     """
     with closing(cluster_of(config)) as cluster:
         try:
@@ -151,7 +150,8 @@ def load_plan(
     *,
     rebuild: bool = False,
 ) -> Plan:
-    """Return the plan of a run: of a backfill, or of a rebuild from the source.
+    """Return the stored plan of a run: of a backfill, or with `rebuild` of a rebuild
+    from the source.
 
     Raises:
         ConfigError: there is no such run here, it is of the other kind, or of another
@@ -176,7 +176,7 @@ def as_planned(
     plan: Plan,
 ) -> Topology:
     """Return the topology of a run: its patterns match the topics of the plan, not
-    those created since.
+    topics that were created since.
 
     Raises:
         ConfigError: the run is of another topology.
@@ -207,8 +207,8 @@ def make_plan(
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or does not fit it, or the application
-        has run before.
+        ConfigError: a history is for a topic that is no source, or does not fit its
+        topic, or the application has run before.
         SnapshotError: `snapshots` is not a usable storage.
     """
     _check_outputs(options)
@@ -301,7 +301,7 @@ def _fed_by_itself(
     cut: Mapping[str, Mapping[int, tuple[int, int]]],
     tables: Collection[str],
 ) -> list[str]:
-    """Return the sources without a history to which the program writes."""
+    """Return the sources without records in their history to which the program writes."""
     return [
         topic
         for topic, bounds in cut.items()
@@ -319,7 +319,8 @@ def _histories(
     """Return the history of each source, and of each topic of a global table.
 
     Raises:
-        ConfigError: one is of no source, or cannot be its history.
+        ConfigError: a history is for a topic that is no source, or cannot be its
+        history.
     """
     if unknown := sorted(set(given) - set(topology.source_topics)):
         raise ConfigError(
@@ -445,8 +446,8 @@ def oldest_ms(
     config: Config,
     plan: Plan,
 ) -> tuple[tuple[str, int], ...]:
-    """Return, for stores whose changelogs have a retention, the earliest timestamp that
-    is not deleted at once.
+    """Return, for each store whose changelog has a retention, the earliest timestamp
+    that the broker does not delete at once.
     """
     stores = (
         store

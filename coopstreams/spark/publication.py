@@ -51,15 +51,14 @@ def publish(
     topology: Topology,
     settings: Config | Mapping[str, Any],
 ) -> dict[TopicPartition, int]:
-    """Publish a run; return the offsets at which the application continues. It must not
-    run, and must not have run.
+    """Publish a run; return the offsets at which the application continues.
 
     Raises:
-        GroupError: it runs, or has run.
-        TopologyChangedError: another version of it was published, whose state this one
-        would lose.
+        GroupError: the application runs, or has run.
+        TopologyChangedError: another version of it was published, whose state this
+        version would lose.
         ConfigError: the run wrote no changelogs, or they are gone, so that a live
-            application would have no state; or it is of another topology.
+        application would have no state; or it is of another topology.
     """
     if not done.plan.seed:
         raise ConfigError(
@@ -134,9 +133,7 @@ def _check_unused(
 
 
 def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
-    """Return the stream time of each source partition; all tasks of a partition have
-    the same.
-    """
+    """Return the stream time of each source partition, which all its tasks have."""
     return {
         (topic, result.partition): at
         for result in done.results

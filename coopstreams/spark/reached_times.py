@@ -3,13 +3,14 @@ the clocks of the tasks that read its timed topics (`timed_topics`).
 
 In Spark, the births of records are a column: the time that orders the rows of a timed
 topic, through all stages. A task takes its rows in that order. So before each record
-its clock is the record's birth, up to the clock at the end of the topic, and what is
-held until a window closes is told and forgotten on the way.
+its clock is the record's birth, up to the clock at the end of the topic. Results that
+are held until a window closes are thus forwarded on the way.
 
-Invariant: the clock at the end is the one that live tasks go on with: the least time of
-all partitions of the stage that writes the topic, which is in their commits. In a
-rebuild it is the one that the reader itself has committed. Turned down: a clock that
-comes to its end only behind the last record (all windows of the history would be held).
+Invariant: the clock at the end is the one with which live tasks continue: the least
+time of all partitions of the stage that writes the topic, which is in their commits. In
+a rebuild it is the clock that the reader itself has committed.
+Turned down: a clock that comes to its end only behind the last record (all windows of
+the history would be held).
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ from coopstreams.topology.keys import KeyRange
 def operator_times(
     results: Iterable[TaskResult],
 ) -> dict[tuple[str, int], OperatorTimes]:
-    """Return the operator times of each source partition.
+    """Return the operator times of each source partition: the latest ones of its tasks.
 
-    The tasks of a partition may have reached different ones, where a processor has
-    chosen timestamps: the latest count, which a task with the whole partition would
-    have reached.
+    Tasks of a partition differ where a processor has chosen timestamps. A task with the
+    whole partition would have reached the latest time.
     """
     found: dict[tuple[str, int], OperatorTimes] = {}
     for result in results:
@@ -46,7 +46,9 @@ def operator_times(
 
 @dataclass(slots=True)
 class Clocks:
-    """The clocks at the ends of the timed topics of a run, as its stages end."""
+    """The clocks at the ends of the timed topics of a run, known for the stages that
+    have ended.
+    """
 
     topology: Topology
     plan: Plan
@@ -69,7 +71,9 @@ class Clocks:
             )
 
     def of(self, stage: Stage) -> tuple[int, ...] | None:
-        """Return the clock of each task of a stage at its end; None: it has none."""
+        """Return the clock of each task of a stage at the end of its topic; None if it
+        reads no timed topic.
+        """
         timed = timed_topics(self.topology.subtopologies)
         if timed.isdisjoint(stage.topics):
             return None

@@ -5,17 +5,18 @@
     sub-topology 1             people, questions        answers
     sub-topology 0, round 2    orders, answers          everything except the asking nodes, from the beginning
 
-The last round reads the records that asked once more, merged with the answers: each
-answer meets the row that asked, as if it had come at once. For that, records between
-the two are *placed*: ordered by the time at which their task made them instead of by
-timestamp, which may be older.
+The last round reads its sources again from the beginning, merged with the answers: each
+answer meets the row that asked, as if it had come at once. For that, records in the
+topics between the rounds are *placed*: ordered by the time at which their task made
+them, not by their timestamp, which may be older.
 
 Invariant: a round completes at least one forwarded topic, after all rounds that lead to
 it. So there are at most as many rounds as topics between sub-topologies.
-Invariant: a topic is read only after all of it has been written. Turned down: state
-that goes from round to round (answers would meet only the last row of each key, and
-records that read the join would find no rows), and rounds until nothing is forwarded
-any more (a plan could not know the number of tasks, and a run could not be resumed).
+Invariant: a topic is read only after all of it has been written.
+Turned down: state that goes from round to round (answers would meet only the last row
+of each key, and records that read the join would find no rows), and rounds until
+nothing is forwarded any more (a plan could not know the number of tasks, and a run
+could not be resumed).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from coopstreams.topology.graph.topology import Topology
 class Round:
     """A sub-topology, or the part of it that a round needs.
 
-    `forwards` are the internal topics that it writes; `placed` are those of them, and
-    of the topics it reads, whose records are placed.
+    `forwards` are the internal topics that it writes. `placed` are the topics, among
+    those it writes or reads, whose records are placed.
     """
 
     part: SubTopology
@@ -57,15 +58,15 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last round of the sub-topology: earlier rounds only
-        forward.
+        """Whether this is the last round of the sub-topology. Earlier rounds only
+        forward records.
         """
         return self.round == self.rounds
 
 
 def rounds_of(topology: Topology) -> list[Round]:
-    """Return the rounds in the order in which they run, each after those whose records
-    it reads.
+    """Return the rounds in the order in which they run, each after the rounds whose
+    records it reads.
 
     Raises:
         TopologyError: a topic feeds itself, so the backfill would have no end.
@@ -95,7 +96,7 @@ def rounds_of(topology: Topology) -> list[Round]:
 
 
 def _in_order(topology: Topology, leads: Mapping[str, frozenset[str]]) -> list[Round]:
-    """Return the rounds in their order, not numbered yet."""
+    """Return the rounds in the order in which they run, without their numbers."""
     waiting = list(topology.subtopologies)
     written = set[str]()
     taken = list[Round]()
@@ -140,8 +141,10 @@ def _asking(
     leads: Mapping[str, frozenset[str]],
     open_: Collection[str],
 ) -> Round:
-    """Return a round that lets others run, preferably of a sub-topology that waits for
-    its own results. `open_`: the topics that are not written yet.
+    """Return a round that lets other sub-topologies run, preferably of a sub-topology
+    that waits for its own results.
+
+    `open_`: the topics that are not written yet.
     """
     able = [
         (part, topic)
@@ -167,7 +170,9 @@ def _asking(
 
 
 def _last(part: SubTopology, written: set[str]) -> Round:
-    """Return a sub-topology without the nodes that only write topics of earlier rounds."""
+    """Return the last round of a sub-topology: without the nodes that only write topics
+    of earlier rounds.
+    """
     done = [topic for topic in forwarded(part) if topic in written]
     gone = {node.name for node in _sinks(part, done)}
     gone |= {
@@ -207,7 +212,7 @@ def _placed(
 
 
 def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
-    """Return the internal topics whose records depend on the records of one topic."""
+    """Return the internal topics whose records depend on the records of `topic`."""
     found = set[str]()
     new = {topic}
     while new:
@@ -219,8 +224,8 @@ def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
 
 
 def _leading(part: SubTopology, topics: Iterable[str]) -> frozenset[str]:
-    """Return the source topics on which a sub-topology's records for some topics
-    depend.
+    """Return the source topics on which the records that a sub-topology writes to
+    `topics` depend.
     """
     return frozenset(_cut(part, _above(part, _sinks(part, topics))).topics)
 
@@ -261,7 +266,7 @@ def _used(node: Node) -> set[str]:
 
 def _cut(part: SubTopology, names: set[str]) -> SubTopology:
     """Return the part of a sub-topology with these nodes, and with their topics and
-    stores.
+    stores only.
     """
     nodes = tuple(node for node in part.nodes if node.name in names)
     topics = {

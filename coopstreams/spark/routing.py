@@ -6,8 +6,8 @@ A Spark partition holds the records of one topic partition in offset order.
 run and of a backfill are the same.
 
 Invariant: within a source, the order by time and then offset is the order by offset. So
-sorting a task's rows by (time, source, offset), where time is stream time, is the order
-in which `SourceQueues` takes records if all are present. For placed topics, see
+a task's rows, sorted by (time, source, offset), where time is stream time, have the
+order in which `SourceQueues` takes records if all are present. For placed topics, see
 `rounds`.
 """
 
@@ -47,13 +47,12 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in,
-    ROUTED batches out.
+    """Turns the records of a topic into rows of a sub-topology's tasks: takes HISTORY
+    batches, yields ROUTED batches.
 
     Shape: task = partition * ranges + number of the range. `source` is the index of the
-    topic within the sub-topology.
-    `numbered`: the offsets are those of the topic; else records are numbered in the
-    order in which they come.
+    topic within the sub-topology. `numbered`: whether the offsets are those of the
+    topic; otherwise records are numbered in the order in which they come.
     """
 
     topology: Topology
@@ -71,13 +70,13 @@ class Routing:
     None: all records count.
     """
     may_drop: bool = True
-    """Whether a record that fails may be dropped, so that others go on; else fewer
-    functions are called here.
+    """Whether a record that fails may be dropped, so that later records are processed.
+    If not, fewer functions are called here.
     """
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks, and for each task a row with its time at each
-        time mark, and at the end.
+        """Yield the rows of the tasks; at each time mark and at the end, also a row for
+        each task with the time that it has reached.
         """
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
@@ -90,7 +89,9 @@ class Routing:
 
 
 class _RoutedPartition:
-    """The rows of a partition's tasks, as far as the partition has been read."""
+    """Makes the rows of a partition's tasks, and keeps the times that the partition has
+    reached.
+    """
 
     def __init__(self, routing: Routing, partition: TopicPartition) -> None:
         topic = routing.topic
@@ -124,7 +125,7 @@ class _RoutedPartition:
         self._reporter = Reporter(routing.reports, "history", name, name, [bounds])
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the tasks' rows of some of the partition's records."""
+        """Yield the rows of the tasks for the next records of the partition."""
         if (at := _only_partition(rows)) != self._partition:
             raise ValueError(
                 f"a Spark partition holds records of {self._partition} and of {at}: it must have one topic partition"
@@ -172,7 +173,9 @@ class _RoutedPartition:
         return self._times(ends, END)
 
     def _offsets(self, rows: pa.RecordBatch) -> Sequence[int]:
-        """Return the offsets of records: those of the topic, or their numbers."""
+        """Return the offsets of records: those of the topic, or numbers in the order in
+        which records come.
+        """
         offsets: Sequence[int] = range(
             self._next_offset,
             self._next_offset + rows.num_rows,
@@ -219,8 +222,8 @@ class _RoutedPartition:
         )
 
     def _times(self, reached: Sequence[tuple[int, Now]], offset: int) -> pa.RecordBatch:
-        """Return rows that tell tasks, by their slots, the times that the partition
-        reaches at an offset.
+        """Return rows with the times that the partition has reached at an offset, for
+        the tasks of these slots.
         """
         told = [(self._first_task + slot, *now) for slot, now in reached]
         count = len(told)

@@ -48,7 +48,7 @@ def rebuild(
 
     The application may run meanwhile. `wanted`: the stores, partitions and key groups;
     the published snapshot keeps the rest. `afresh`: do not start from the published
-    snapshot. A folder must be one that all workers share.
+    snapshot. If `snapshots.dir` is a folder, all workers must share it.
 
     Raises:
         ConfigError: `snapshots.dir` is not set, or a store or partition does not exist.
@@ -91,7 +91,9 @@ class _Work:
     partitions: tuple[RebuiltPartition, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Rebuild the partitions that these rows name; yield a row for each."""
+        """Rebuild the partitions whose numbers the rows have; yield a row with the
+        slices of each.
+        """
         application = self.config["application.id"]
         with closing(cluster_of(self.config)) as cluster:
             rebuilder = Rebuilder(

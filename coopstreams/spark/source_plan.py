@@ -1,8 +1,8 @@
 """Makes the plan of a rebuild from the source and stores it: positions of key ranges,
 ends of changelogs, tasks.
 
-It refuses lost records, and unread records between two sub-topologies: the state would
-differ from the application's.
+It refuses to rebuild if a source has lost records, or if records between two
+sub-topologies are unread: the state would differ from the application's.
 
 Invariant: until the plan is stored, nothing is created except missing internal topics;
 in a dry run nothing at all.
@@ -173,8 +173,8 @@ def stages_of(
     """Return the stages of a rebuild, with at least `ranges` key ranges, so that each
     task has one end per source.
 
-    Sub-topologies whose records others need run whole; of the others, only the tasks
-    with something to rebuild.
+    A sub-topology whose records others need runs with all its tasks; any other only
+    with the tasks that have something to rebuild.
 
     Raises:
         TopologyError: a sub-topology waits for another one, or time advances in the
@@ -210,7 +210,9 @@ def stages_of(
 
 
 def _check_order_known(stage: Stage, part: SubTopology) -> None:
-    """Check that what a sub-topology has processed, and when, follows from its sources."""
+    """Check that the sources alone decide what a sub-topology has processed, and in
+    which order.
+    """
     if stage.rounds > 1:
         raise TopologyError(
             f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
@@ -231,7 +233,7 @@ def _ranges(
     part: SubTopology,
     stood: Sequence[tuple[Segment, ...]],
 ) -> int:
-    """Return the number of key ranges of which each stands at one position."""
+    """Return the number of key ranges so that each range has one position."""
     count = aligned(stage.ranges, stood)
     if count is None or not (part.divisible or count == 1):
         raise ConfigError(
@@ -242,7 +244,7 @@ def _ranges(
 
 
 def _covered(stage: Stage, rebuild: Rebuild) -> tuple[int, ...]:
-    """Return the tasks with something to rebuild."""
+    """Return the numbers of the tasks that have something to rebuild."""
     key_ranges = KeyRange.split(stage.ranges)
     tasks = [
         TaskId(stage.subtopology, partition, key_range)
@@ -259,7 +261,7 @@ def stands(
     cluster: KafkaLog,
     partitions: Mapping[str, int],
 ) -> Stands:
-    """Return the committed segments of these topics."""
+    """Return the committed segments of these topics, by topic and partition."""
     known = cluster.partitions()
     places = [
         TopicPartition(topic, number)
@@ -327,8 +329,8 @@ def _kept_as_they_are(
     config: Config,
     wanted: RebuildScope,
 ) -> Collection[str]:
-    """Return the changelogs of the last version that this run does not make as a whole:
-    deleted ones stay missing.
+    """Return the changelogs of the last version that this run does not write as a
+    whole. If one was deleted, it stays missing.
     """
     version = LastVersion(cluster, config)
     whole = wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
@@ -344,8 +346,8 @@ def _cut(
     stages: Sequence[Stage],
     committed: Stands,
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the offsets [start, end) to read: up to the last committed one, and none
-    where no task runs.
+    """Return the offsets [start, end) to read: up to the last committed offset, and
+    none where no task runs.
     """
     cut: dict[str, dict[int, tuple[int, int]]] = {}
     for stage in stages:
@@ -371,8 +373,8 @@ def check_whole(
     stages: Iterable[Stage],
     cut: Mapping[str, Mapping[int, tuple[int, int]]],
 ) -> None:
-    """Check that no source has lost records: not some in front of those that are left,
-    and not all of a partition.
+    """Check that no source has lost records: each partition that is read still begins
+    at offset 0.
     """
     lost = [
         f"{topic}-{number} begins at {start}"
@@ -397,7 +399,8 @@ def _check_read(
 ) -> None:
     """Check that the sub-topologies have read all records forwarded to them.
 
-    These follow from committed records, so they must be in the state of the reader.
+    These records follow from committed records, so the state of the reader must include
+    them.
     """
     known = cluster.partitions()
     places = [

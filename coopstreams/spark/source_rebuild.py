@@ -53,8 +53,8 @@ from coopstreams.topology.naming import marks_topic
 
 @dataclass(frozen=True, slots=True)
 class RebuiltFromSource:
-    """The result of a rebuild. Shape: `stores` by name; in a dry run, what would have
-    been written.
+    """The result of a rebuild. `stores` has the differences by store; in a dry run,
+    those that would have been written.
     """
 
     plan: Plan
@@ -81,9 +81,9 @@ def rebuild_from_source(  # noqa: PLR0913
 
     `wanted`: the stores, partitions and key groups; everything else stays as it is.
     `ranges`: key ranges of each partition, and so tasks; None: as in `backfill`. There
-    are more where those of the application have different positions. `dry_run`: nothing
-    is written. `incomplete`: rebuild although sources have lost records; their effect
-    on the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in
+    are more where key ranges of the application have different positions. `dry_run`:
+    nothing is written. `incomplete`: rebuild although sources have lost records; their
+    effect on the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in
     `backfill`. With `snapshots.dir`, a snapshot is published as well.
 
     Raises:

@@ -28,7 +28,7 @@ def local_session(
     *,
     cores: str = "*",
 ) -> SparkSession:
-    """Return a local session; `settings`, in Spark's names, override those chosen here.
+    """Return a local session. `settings`, in Spark's names, override those chosen here.
 
     Workers run this Python interpreter, with the same module path.
     """
@@ -67,10 +67,11 @@ def session_or_local(
     cores: str = "*",
     remote: str | None = None,
 ) -> Iterator[SparkSession]:
-    """Yield the session, or the active one, or a new one that ends with the block.
+    """Yield the given session, else the active one, else a new session that ends with
+    the block.
 
-    A new one is a session of the Spark Connect server `remote`; that of spark-submit,
-    if it started this program; or a local one.
+    A new session is one of the Spark Connect server `remote` if that is given, that of
+    spark-submit if it started this program, or else a local one.
     """
     found = spark or SparkSession.getActiveSession()
     if found is not None:

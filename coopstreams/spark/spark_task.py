@@ -9,8 +9,7 @@ both.
 Invariant: the same rows give the same results, so that an attempt can be discarded at
 any time. Its outside effects (files under new names, one transaction) count once.
 Turned down: applyInArrow and transformWithState (a group in memory at once; no order by
-offset; 29,000 records a
-second: measured).
+offset; 29,000 records a second: measured).
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class TaskResult:
     differences: dict[str, Differences] = field(default_factory=dict)
     operator_times: dict[str, OperatorTimes] = field(default_factory=dict)
     expired: dict[str, int] = field(default_factory=dict)
-    """By store, the rows that were left out of its changelog: they had expired."""
+    """For each store, the number of expired rows that were left out of its changelog."""
 
 
 Cut = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -149,7 +148,7 @@ class TaskWork:
     the rows of one task.
 
     Shape: task = partition * ranges + number of the range. `first` is the number of the
-    first of them within the run. `forwarded` are the repartition topics, with their
+    first task within the run. `forwarded` are the repartition topics, with their
     partition counts: records for them become RESULTS rows.
     """
 
@@ -168,8 +167,8 @@ class TaskWork:
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
     repair: Repair | None = None
-    """Set where the changelogs are not empty: only the differences between them and the
-    state are written.
+    """The repair of changelogs that are not empty: only the differences between them
+    and the state are written. None: no repair.
     """
     oldest_ms: tuple[tuple[str, int], ...] = ()
     """By store, the earliest timestamp that the changelog's retention would not delete
@@ -187,7 +186,9 @@ class TaskWork:
     round: int = 1
     """The number of the round within the sub-topology."""
     clocks: tuple[int, ...] | None = None
-    """By task, the clock at the end of its timed topic; None: it reads none."""
+    """The clock of each task at the end of its timed topic; None if the sub-topology
+    reads no timed topic.
+    """
 
     @property
     def writes(self) -> bool:
@@ -219,7 +220,7 @@ def attempt(
 
 
 class TaskAttempt:
-    """One attempt of one task."""
+    """One attempt by Spark to run one task: the task, its state and its transaction."""
 
     def __init__(
         self,
@@ -229,8 +230,8 @@ class TaskAttempt:
         *,
         tables: Mapping[str, MakeTable] | None = None,
     ) -> None:
-        """`tables`: stores with other factories; None: known folds, native where
-        possible.
+        """Open the state and the task. `tables`: factories of stores by name; None:
+        native ones for known folds, where possible.
         """
         topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
@@ -348,7 +349,9 @@ class TaskAttempt:
         tally: Tally,
         topics: Mapping[str, str],
     ) -> FailureHandler:
-        """Return what counts the records that fail in a task or global table."""
+        """Return the handler that counts the records that fail in a task, or in a
+        global table if `task` is None.
+        """
         fates: Mapping[Answer, str] = FATES
         if self._work.outputs == "none":
             fates = {**FATES, "dead-letter": NOT_WRITTEN}
@@ -370,7 +373,7 @@ class TaskAttempt:
 
         Raises:
             LogError: a topic has lost records since the cut was taken, or a transaction
-            is open below it.
+            is open below the cut.
         """
         config = self._work.config
         on_failure = self._failure_handler(None, tally, {})
@@ -482,8 +485,11 @@ class TaskAttempt:
             pass
 
     def _tell_clock(self) -> None:
-        """Tell the clock at the end, also where no record came: a live task goes on
-        there, and tells none of what was due until then again.
+        """Advance the task to the clock at the end of its topic, even if no record has
+        come so far.
+
+        A live task continues at this clock, and does not repeat results that were due
+        before it.
         """
         (source,) = self._topics
         self._process(
@@ -499,7 +505,9 @@ class TaskAttempt:
         )
 
     def _relieve(self) -> Iterator[pa.RecordBatch]:
-        """Write the state to the database if the buffers are full."""
+        """Write the state to the database if the buffers are full; yield the records
+        that this forwards.
+        """
         if self._state.full:
             self._write_state()
             yield from self._forward()
@@ -518,7 +526,7 @@ class TaskAttempt:
         columns: Columns,
         operator_times: list[int],
     ) -> RecordBatch:
-        """Return records as a batch of a reader."""
+        """Return rows of records as a record batch, as a reader makes them."""
         if not any(columns.headers or ()):
             columns.headers = None
         width = len(operator_times) // len(columns)  # each record has as many
@@ -546,7 +554,7 @@ class TaskAttempt:
         operator_times: list[int],
     ) -> RecordBatch:
         """Return the times that a partition has reached, at a time mark or at its end,
-        as a batch of a reader.
+        as a record batch without records.
         """
         (stream_time,) = columns.stream_times
         (offset,) = columns.offsets
@@ -582,8 +590,10 @@ class TaskAttempt:
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
-        """Return records as rows, each with its place in a total order over all tasks:
-        time, then task, then number. The time of a record in a timed topic is its birth.
+        """Return records as rows, each with its place in a total order over all tasks.
+
+        The order is by time, then task, then number. The time of a record in a timed
+        topic is its birth.
         """
         count = len(output)
         first = self._task.tally.written[output.topic]
@@ -610,7 +620,7 @@ class TaskAttempt:
         )
 
     def _reached(self, output: Output) -> list[int]:
-        """Return the stream time of its topic after each record."""
+        """Return the stream time of the output's topic after each record."""
         times = list(
             accumulate(
                 output.timestamps,
@@ -622,8 +632,8 @@ class TaskAttempt:
         return times
 
     def _places(self, output: Output, numbers: range) -> list[int | None]:
-        """Return the partitions of forwarded records; None for those of a table, which
-        has none.
+        """Return the partitions of forwarded records; None for records of a table of
+        outputs, which has no partitions.
         """
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
@@ -764,9 +774,9 @@ def _nothing(*_: object) -> None:
 class PlacedOutput(Output):
     """An output that stores the task's time at which each record was forwarded.
 
-    Ordered by timestamp, a record between mutually dependent sub-topologies could come
-    before the one that it answers: an answer has the timestamp of its row, which may be
-    late.
+    If records between mutually dependent sub-topologies were ordered by timestamp, an
+    answer could come before the record that it answers: it has the timestamp of its
+    row, which may be late.
 
     Shape: `times` is a column like the others; `now` returns the time.
     """

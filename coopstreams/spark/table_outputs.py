@@ -1,14 +1,14 @@
 """The outputs of a backfill as a table: the records that a live application would have
 written to topics.
 
-A task returns them as rows of its stage, beside those it forwards to the next stage.
-Spark commits a stage as a whole, with one attempt of each task. So no row occurs twice,
-and a resumed run finds the rows of the finished stages.
+A task returns them as rows of its stage, beside the records that it forwards to the
+next stage. Spark commits a stage as a whole, with one attempt of each task. So no row
+occurs twice, and a resumed run finds the rows of the finished stages.
 
 Invariant: a table has one folder for each run, `run=<name>`, which is written as a
-whole or not at all. Turned down: appending (a driver that dies afterwards cannot know
-whether it has appended), and partition numbers (they would need the partition counts of
-the topics).
+whole or not at all.
+Turned down: appending (a driver that dies afterwards cannot know whether it has
+appended), and partition numbers (they would need the partition counts of the topics).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def stage_name(stage: Stage) -> str:
 
 
 def rows_of(run: Storage, stage: Stage) -> str | None:
-    """Return the name of the folder with a stage's rows, in the folder of its run;
-    None: the stage has not run.
+    """Return the name of the folder with a stage's rows, in the folder of its run; None
+    if the stage has not run.
     """
     name = run.read(_done(stage))
     return None if name is None else name.decode()
@@ -58,8 +58,8 @@ def keep_rows(
 ) -> None:
     """Note that a stage has run, and where its rows are.
 
-    Each driver writes a folder of its own: two that write one (a scheduler starts the
-    second while the first lives) would leave parts of both.
+    Each driver writes a folder of its own. A scheduler may start a second driver while
+    the first one lives, and one folder would then have parts of both.
     """
     run.write(_done(stage), name.encode())
 
@@ -75,8 +75,8 @@ def frame(
 ) -> DataFrame:
     """Return the outputs of a run.
 
-    Shape: the columns of a record, without a partition; then the columns that order all
-    of them.
+    Shape: the columns of a record, without a partition; then the columns that order the
+    records.
 
     Raises:
         ConfigError: the run did not write a table.
@@ -107,7 +107,7 @@ def write(
     work: Storage,
 ) -> None:
     """Write the outputs of a run to its table as Parquet, in a folder for each topic;
-    do nothing if that is done.
+    do nothing if they are already written.
     """
     done = f"{plan.run}/table"
     if work.read(done) is None:

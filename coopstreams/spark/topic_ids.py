@@ -38,7 +38,7 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
     """Check that the topics of a plan are still the same.
 
     Raises:
-        ConfigError: some are gone, or were created again.
+        ConfigError: topics are gone, or were created again.
     """
     known = cluster.partitions()
     if changed := [
@@ -58,8 +58,9 @@ def check_resumable(
     *,
     finished: bool,
 ) -> None:
-    """Check that a run can be resumed. `finished`: all its stages have run, so it can
-    only be published (again).
+    """Check that a run can be resumed.
+
+    `finished`: whether all its stages have run, so that it is only published (again).
 
     Raises:
         ConfigError: its topics were created again, or it has been given up.

@@ -1,9 +1,9 @@
 """PySpark's daemon, which forks a worker for each task, with all modules that a task
-needs imported before.
+needs already imported.
 
-Otherwise each worker imports them: pyarrow, pandas and ours take 1.6 s of CPU time
-(measured), ten times a task on little data. Memory is tuned as in a process that runs a
-topology. `spark.python.daemon.module` names it.
+Otherwise each worker would import them: pyarrow, pandas and our modules take 1.6 s of
+CPU time (measured), ten times a task on little data. Memory is tuned as in a process
+that runs a topology. The setting `spark.python.daemon.module` names this module.
 
 Invariant: an import starts no thread, because a thread does not survive a fork.
 """

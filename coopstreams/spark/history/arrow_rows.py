@@ -108,7 +108,7 @@ def headers_of(column: pa.Array) -> list[Headers | None] | None:
 
 
 def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.Array:
-    """Return headers as an Arrow column."""
+    """Return headers as an Arrow column. `length`: the number of records."""
     if headers is None:
         return pa.nulls(length, _HEADERS)
     return pa.array(
@@ -125,7 +125,9 @@ def lists_column(
     length: int,
     kind: pa.DataType,
 ) -> pa.Array:
-    """Return lists as an Arrow column of this type; None: all rows empty."""
+    """Return lists as an Arrow column of this type; if `lists` is None, all rows are
+    empty.
+    """
     if lists is not None:
         return pa.array(lists, kind)
     return pa.ListArray.from_arrays(
@@ -136,10 +138,11 @@ def lists_column(
 
 
 def record_columns(columns: Columns, *, null_headers: bool = True) -> list[Any]:
-    """Return timestamps, keys, values and headers of some records, as the schemas order
-    them.
+    """Return timestamps, keys, values and headers of some records, in the order of the
+    schemas.
 
-    `null_headers`: a record without headers has null, else an empty list.
+    `null_headers`: whether a record without headers has null; otherwise it has an empty
+    list.
     """
     headers: Any = headers_column(columns.headers, len(columns))
     if not null_headers:
@@ -166,10 +169,10 @@ def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:
 
 
 def check_task(rows: pa.RecordBatch, number: int) -> None:
-    """Check that all rows are of this task.
+    """Check that all rows are of one task.
 
     Raises:
-        ValueError: Spark has put those of another one beside them.
+        ValueError: Spark has put rows of another task into the batch.
     """
     if (found := rows.column("task").unique().to_pylist()) != [number]:
         raise ValueError(

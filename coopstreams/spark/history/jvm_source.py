@@ -36,8 +36,8 @@ _OTHERS = (
     "client.",
     "group.id",
 )
-"""Prefixes of settings that do not affect access; they tune librdkafka, and Java's
-client does not know them.
+"""Prefixes of settings that do not affect access. They tune librdkafka; Java's client
+does not know them.
 """
 _FOR_SPARK = "This is a secret.\n"
 """A line above the text of a key in PEM, which readers of PEM skip (RFC 7468, 2)."""
@@ -53,7 +53,9 @@ def jvm_frame(
     patience_s: float = PATIENCE_S,
     time_marks: bool = False,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets, perhaps with time marks.
+    """Return the records of a topic within these offsets; with `time_marks`, time marks
+    too.
+
     `patience_s`: a task's longest wait for its next record.
 
     Raises:
@@ -107,7 +109,7 @@ def kafka_options(settings: Mapping[str, Any]) -> dict[str, str]:
     Spark redacts the secrets.
 
     Raises:
-        ConfigError: some have no equivalent.
+        ConfigError: settings have no equivalent.
     """
     java = java_settings(settings)
     if (key := java.get("ssl.keystore.key")) is not None:
@@ -122,7 +124,7 @@ def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return these settings, in librdkafka's names, as settings of the Java client.
 
     Raises:
-        ConfigError: some have no equivalent; the message names them.
+        ConfigError: settings have no equivalent; the message names them.
     """
     given = {
         name.removeprefix("consumer."): str(value)

@@ -8,9 +8,9 @@ that live tasks use.
 
 Reading stops exactly at the given offsets and fails if a record below them is gone;
 only committed records are read. Writing is one transaction for each Spark partition; a
-later attempt takes over its transactional id. It does not know whether an earlier one
-has committed: if an executor is lost before Spark has heard of its commit, rows are
-written twice.
+later attempt takes over its transactional id. The later attempt does not know whether
+an earlier attempt has committed: if an executor is lost before Spark has heard of its
+commit, rows are written twice.
 
 Invariant: without `split`, a Spark partition is one topic partition in offset order.
 Turned down: the JVM connector (jars that must match the exact versions of Spark and
@@ -75,7 +75,8 @@ def read_options(
     """Return the options to read these partitions from start up to end (exclusive).
 
     `settings`: of the Kafka clients. `split`: the most offsets in a Spark partition; 0:
-    one Spark partition for each topic partition. `time_marks`: return these, too.
+    one Spark partition for each topic partition. `time_marks`: whether time marks are
+    returned, too.
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
     return {
@@ -97,10 +98,10 @@ def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[st
 
 
 def _shipped(settings: Mapping[str, Any]) -> str:
-    """Return the settings for workers.
+    """Return the settings as JSON, for the workers.
 
     Raises:
-        ConfigError: a function is among them, which options of Spark cannot have.
+        ConfigError: a setting is a function, which cannot be an option of Spark.
     """
     if callable(settings.get("oauth_cb")):
         raise ConfigError(
@@ -128,15 +129,17 @@ class KafkaSource(DataSource):
         return "coopstreams"
 
     def schema(self) -> str:
-        """Return the columns."""
+        """Return the columns of the rows, in Spark's DDL."""
         return ddl(HISTORY)
 
     def reader(self, schema: StructType) -> KafkaParts:  # noqa: ARG002 it is ours
-        """Return the reader."""
+        """Return the reader of these options."""
         return KafkaParts(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaRows:  # noqa: ARG002
-        """Return the writer. There is nothing to overwrite in a log."""
+        """Return the writer of these options. It ignores `overwrite`: a log is only
+        appended to.
+        """
         return KafkaRows(self.options)
 
 
@@ -165,9 +168,9 @@ class KafkaParts(DataSourceReader):
         """Yield the records of a range of offsets.
 
         Raises:
-            OffsetOutOfRangeError: some were deleted.
-            LogError: the partition is shorter, or its end was not reached in time: a
-            transaction is open below it.
+            OffsetOutOfRangeError: records of the range were deleted.
+            LogError: the partition is shorter, or its end was not reached in time,
+            because a transaction is open below it.
         """
         part: OffsetRange = partition
         if part.start >= part.end:

@@ -26,17 +26,17 @@ from coopstreams.topology.keys import partition_of
 
 _TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
 _OPTIONAL = {"partition": "int", "headers": "array<struct<name:string,value:binary>>"}
-"""The types of columns that a table may have besides."""
+"""The types of the columns that a table may lack."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaHistory:
-    """The records of a topic in Kafka, from its first one to a cut.
+    """The records of a topic in Kafka, from its first record to a cut.
 
     `until`: None is now, the last stable offset of each partition; a datetime (UTC, if
     it names no time zone), the first record at or after it; or offsets by partition,
-    exclusive. For an offset above the last stable one the reader waits up to
+    exclusive. For an offset above the last stable offset the reader waits up to
     `PATIENCE_S`.
     """
 
@@ -48,13 +48,14 @@ class TableHistory:
     """A DataFrame as history: columns `key` and `value` (binary, as in a topic) and
     `timestamp` (ms, bigint).
 
-    `partition` (int) may be a column as well: the partition of the topic; without it,
-    it follows from the key as for any producer. So may `headers`, an array of structs
-    of `name` (string) and `value` (binary). `order_by` names the columns that order the
-    records of a partition, which must be a total order for each key. `continues_at`: by
-    partition, the offset of the topic at which the live application goes on. Where one
-    is missing, it is the first that the topic still has: all its records come after the
-    table.
+    Two more columns are optional. `partition` (int) is the partition of the topic;
+    without it, it follows from the key as for any producer. `headers` is an array of
+    structs of `name` (string) and `value` (binary).
+
+    `order_by` names the columns that order the records of a partition, which must be a
+    total order for each key. `continues_at`: by partition, the offset of the topic at
+    which the live application continues. For a partition that is not given, this is the
+    first offset that the topic still has: all its records come after the table.
     """
 
     rows: DataFrame
@@ -91,8 +92,8 @@ def cut_of(
     history: History,
     partitions: int,
 ) -> dict[int, tuple[int, int]]:
-    """Return the offsets [start, end) of each partition that the backfill covers. Of a
-    table, `end` alone counts.
+    """Return the offsets [start, end) of each partition that the backfill covers. For a
+    table, only `end` counts.
 
     Raises:
         ConfigError: a cut outside the topic.
@@ -130,7 +131,7 @@ def _ends(
     history: History,
     starts: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each partition at which a live application goes on."""
+    """Return the offset of each partition at which a live application continues."""
     if isinstance(history, TableHistory):
         return {
             place: _reached(
@@ -160,8 +161,9 @@ def _ends(
 
 
 def first_ms(time: datetime) -> int:
-    """Return the first millisecond at or after a time. Not by `timestamp()`, a float
-    that may be a millisecond less.
+    """Return the first millisecond at or after a time.
+
+    It is exact: `timestamp()` is a float, which may be a millisecond too small.
     """
     return -((_EPOCH - time) // timedelta(milliseconds=1))
 
@@ -192,7 +194,9 @@ def kafka_frame(
     *,
     time_marks: bool = False,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets, perhaps with time marks."""
+    """Return the records of a topic within these offsets; with `time_marks`, time marks
+    too.
+    """
     # Spark asks the active session whether there is a source of this name already, and
     # another session that is active may have registered ours: then it refuses. This
     # makes the given session the active one.
@@ -214,9 +218,10 @@ def table_frame(
 ) -> DataFrame:
     """Return the records of a table as those of a topic, in the same order each time.
 
-    The rows themselves decide where `order_by` leaves an order open. A record without a
-    key belongs to the key range of its number: if a task that is tried again numbered
-    two of them otherwise, one would be lost and the other doubled.
+    Where `order_by` leaves the order open, all columns of the row decide. The order
+    must be repeatable, because a record without a key belongs to the key range of its
+    number. If a second attempt of a task numbered two such records otherwise, one would
+    be lost and the other doubled.
     """
     rows = partitioned(history, topic, partitions)
     ties = [
@@ -235,7 +240,7 @@ def numbered_frame(
     """Return the rows of a table, each with its partition and the number that orders
     it, in no order.
 
-    None: they are ordered otherwise than by one column of integers.
+    Return None if `order_by` is not a single column of integers.
     """
     order = list(history.order_by)
     types = dict(history.rows.dtypes)
@@ -260,7 +265,7 @@ def partitioned(
 ) -> DataFrame:
     """Return the rows of a table, each with its partition, in no order.
 
-    Spark fails at one without a timestamp, or of a partition that the topic lacks.
+    Spark fails at a row without a timestamp, or with a partition that the topic lacks.
     """
     untimed = F.lit(f'the history of "{topic}": a record has no timestamp')
     rows = history.rows.withColumn(
@@ -296,8 +301,8 @@ def forwarded_frame(
     """Return the records that earlier stages wrote to a repartition topic, in an order
     that every attempt reproduces.
 
-    They are ordered by the time of the task that wrote them, so that no record is later
-    than it was in its source; then by stage, task and number. This time takes the place
+    They are ordered by the time of the task that wrote them, so that no record comes
+    later than in its source; then by stage, task and number. This time takes the place
     of the offset, which these records do not have.
     """
     if not folders:  # no stage writes it, because its writers have no source topics

@@ -1,19 +1,20 @@
 """Decides whether any record is late for a window, without putting the records in
 order.
 
-A record is late if one before it has a time of at least the window's start, size and
-grace. So two offsets for each window start suffice: its last record in the log, and the
-first record of a later time:
+A record is late for a window if an earlier record has a time of at least the window's
+start + size + grace. So two offsets for each window start suffice: the last record of
+the window in the log, and the first record of a later time:
 
     start    of a window
     opened   the first offset of a time in [start, start + advance)
     beyond   the first offset of a time in [start + rest, start + advance), where rest is (size + grace) % advance
     last     the last offset of a record of the window
 
-Invariant: with distinct offsets it is exact; with equal ones it may report late records
-where none is. Turned down: putting all records in order always (two sorts and a window
-function, which holds a whole partition: most of the JVM's time, while most histories
-have no late records).
+Invariant: with distinct offsets the answer is exact; with equal offsets it may report
+late records where there are none.
+Turned down: putting all records in order always (two sorts and a window function, which
+holds a whole partition: most of the JVM's time, while most histories have no late
+records).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NEVER: Final = sys.maxsize
 
 
 def merged(spans: Iterable[Any]) -> Any:
-    """Return several tables of spans as one, with each start once."""
+    """Return several tables of spans as one table that has each start once."""
     table: Any = pa.concat_tables(spans)
     folds = [("opened", "min"), ("beyond", "min"), ("last", "max")]
     made = table.group_by("start").aggregate(folds)
@@ -53,7 +54,7 @@ def any_late(
     advance_ms: int,
     close_ms: int,
 ) -> bool:
-    """Return whether a record of a partition is late. `close_ms`: size and grace of the
+    """Return whether a record of a partition is late. `close_ms`: size + grace of the
     windows.
     """
     rows: Any = merged(spans).sort_by("start")

@@ -99,8 +99,10 @@ def with_tokens(
     names: Sequence[str],
     parts: Mapping[str, Part] | None,
 ) -> tuple[DataFrame, dict[str, Column]]:
-    """Return the records with the tokens of these fields, of typed values: of these
-    attributes; and these columns.
+    """Return the records with a column for the token of each named field, and these
+    columns by field.
+
+    `parts`: the fields of typed values by attribute, None for plain JSON.
     """
     if not names:
         return records, {}
@@ -188,8 +190,8 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
 
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
-    """Return whether a condition holds, by the tokens of its fields;
-    `translation.unreadable` must be None for it.
+    """Return whether a condition holds, by the tokens of its fields. The condition must
+    be readable, see `translation.unreadable`.
     """
     match condition:
         case Both(one, other):
@@ -319,10 +321,11 @@ def _pattern(
     *,
     typed: bool,
 ) -> str:
-    """Return the expression that matches a flat object of these fields and others.
+    """Return the regular expression that matches a flat object of these fields and
+    others.
 
-    Shape: a group for each of `found`, in this order: the value of a field that is read
-    (`names`), the name of another.
+    Shape: it has a group for each of `found`, in this order: the value of a field in
+    `names`, the name of any other field.
     """
     members = []
     for name in [*found, *(name for name in fields if name not in found)]:

@@ -5,12 +5,14 @@ store, in the folder of the run.
     KEPT      the name of the file with these rows, and the sums of the counts
     NATIVE    the rows of a file
 
-The counts of all tasks decide whether SQL's rows are used, and the stream time of a
-partition which of them have expired. So the rows wait in files until all are folded.
+Two things are known only when all tasks are folded: the counts of all tasks decide
+whether SQL's rows are used, and the stream time of a partition decides which rows have
+expired. So the rows wait in files.
 
 Invariant: an attempt writes files of its own, and Spark returns the rows of one
-attempt. Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted
-again: a third of the JVM's time where there are nearly as many rows as records).
+attempt.
+Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted again: a
+third of the JVM's time where there are nearly as many rows as records).
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ NATIVE = pa.schema(
         ("timestamp", pa.int64()),
     ]
 )
-"""Shape: `place` is the key behind its key group; with the `start` of a window behind
-it (null without windows), the database key. Rows come in the order of places. A row has
-a `value` or, in a store of floats, a `real`.
+"""Shape: `place` is the key group and the key. `place` and then the `start` of a window
+(null without windows) make the database key. Rows come in the order of places. A row
+has a `value` or, in a store of floats, a `real`.
 """
 
 COUNTS = ("read", "keyless", "valueless", "late", "doubts")
 FOLDED = (*NATIVE.names, *SPANS.names[1:], "task", "taken", "newest", *COUNTS)
-"""Records without a key are in groups with a null `place`. A group of which no record
-was `taken` is no row.
+"""Records without a key are in groups with a null `place`. A group without a record
+that was `taken` makes no row.
 """
 
 KEPT = pa.schema(
@@ -66,8 +68,8 @@ KEPT = pa.schema(
     ]
 )
 """Shape: `store` is the index within the sub-topology. `newest` is the last timestamp
-of all records, `clock` that of those with a key. The lists are spans of windows: null
-if there are too many.
+of all records, `clock` that of the records with a key. The lists are spans of windows:
+null if there are too many.
 """
 
 
@@ -76,8 +78,8 @@ class Folded:
     """The result of SQL's fold for a task: counts and times, and the files with the
     rows of its stores.
 
-    Shape: `dropped` by "node: reason"; by store `operator_times`, the stream time of
-    its operator, and `files`.
+    Shape: `dropped` by "node: reason"; `operator_times` (the stream time of the store's
+    operator) and `files` by store.
     """
 
     read: int
@@ -149,7 +151,9 @@ class Keeping:
 
 
 def _more(spans: list[Any], rows: Any) -> list[Any]:
-    """Return the spans with those of some rows, merged when they have become many."""
+    """Return the spans together with the spans of some rows, merged when there are
+    many.
+    """
     found = pa.table([rows.column(name) for name in SPANS.names], schema=SPANS)
     spans = [*spans, found.filter(pc.is_valid(found["start"]))]
     return (
@@ -166,7 +170,7 @@ def kept_rows(url: str, name: str) -> Iterator[pa.RecordBatch]:
     """Yield the NATIVE rows of a file.
 
     Raises:
-        SnapshotError: it is missing.
+        SnapshotError: the file is missing.
     """
     with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
         local = Path(folder) / "rows.arrow"

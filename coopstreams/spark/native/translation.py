@@ -81,8 +81,8 @@ _KINDS: Final[tuple[tuple[inspect.Type, Plain], ...]] = (
 class Part:
     """A field of a plain type.
 
-    Shape: `key`: its name in JSON; `default`: the JSON of its value where it is
-    missing, None if that is not plain.
+    Shape: `key`: its name in JSON; `default`: the JSON of its value if it is missing,
+    None if that value is not plain.
     """
 
     key: str
@@ -97,10 +97,10 @@ class Aggregation:
     """One aggregation into a store, as SQL sees it.
 
     Shape: `values`: how record values become numbers: not at all, from 8 bytes, or from
-    JSON; with `field` the JSON is an object that has it. `number`: the folded number.
-    `parts`: the fields of typed JSON by attribute, None of plain JSON.
+    JSON; with `field` the JSON is an object that has it. `number`: the type of the
+    folded number. `parts`: the fields of typed JSON by attribute, None for plain JSON.
     `where`: the condition of the filters before it, None if there are none.
-    Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without
+    Units: `size_ms`, `advance_ms` and `close_ms` (size + grace) of windows; 0 without
     windows.
     """
 
@@ -133,7 +133,7 @@ class Aggregation:
 
     @property
     def mixed(self) -> bool:
-        """Whether the fold adds floats among which there may be integers, which Python
+        """Whether the fold adds floats that may be mixed with integers, which Python
         adds without rounding.
         """
         typed = (
@@ -330,7 +330,7 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
 
 
 def _more(node: Aggregate, source: Source) -> str | None:
-    """Return what an aggregation does besides folding; None: nothing."""
+    """Return what else an aggregation does, which SQL cannot; None if it only folds."""
     windows = node.windows
     more = {
         "is told once a window closes": node.emit_on_close,
@@ -365,7 +365,7 @@ def _way(
     """Return the source of an aggregation, the condition of its filters, and the field
     of its values.
 
-    None: a step between them is unknown here.
+    Return None if an unknown step is between them.
     """
     part = None
     where = None
@@ -403,7 +403,7 @@ def _values(
 
 def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | None:
     """Return why SQL may find other values of these fields in a record than Python
-    does; None: it does not.
+    does; None if it finds the same.
     """
     if parts is not None and (missing := [name for name in names if name not in parts]):
         return f"reads the field {missing[0]!r}, which its type does not have"
@@ -421,8 +421,8 @@ def _number(
     fold: Kind,
     values: str,
 ) -> Number | None:
-    """Return the number that a fold adds or compares; None: SQL does not know the bytes
-    of its result.
+    """Return the type of number that a fold adds or compares; None if SQL does not know
+    the bytes of its result.
     """
     floats = values in ("float", "float64")
     if values in ("str", "bool") or (fold == "count" and store == serdes.float64):
@@ -433,8 +433,8 @@ def _number(
 
 
 def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
-    """Return the fields of the typed JSON that a serde reads, by attribute; None: it
-    reads no plain type.
+    """Return the fields of the typed JSON that a serde reads, by attribute; None if its
+    type is not plain.
     """
     decoder = decoder_of(serde.decode)
     if (
@@ -486,8 +486,8 @@ def _part(each: inspect.Field) -> Part | None:
 
 
 def _json(default: Any, kind: Plain) -> str | None:
-    """Return a default value as JSON. A float field whose default is an int has an int
-    where it is missing.
+    """Return a default value as JSON; None if it is not of the field's type. A missing
+    float field whose default is an int is an int in Python.
     """
     if default is not None and (
         type(default).__name__ != kind

@@ -75,7 +75,7 @@ def ship(work: object) -> bytes:
 
     Raises:
         TopologyError: a function refers to an object that cannot be pickled (a
-        connection, a lock); names it.
+        connection, a lock); the message names it.
     """
     buffer = io.BytesIO()
     try:
@@ -100,8 +100,8 @@ def unship(data: bytes) -> Any:
 def plain_function(
     work: Callable[[Batches], Iterator[pa.RecordBatch]],
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Return a plain function, which Spark requires, that does the work where the
-    user's modules may be missing.
+    """Return a plain function, as Spark requires, that does the work on a worker, even
+    if the user's modules are missing there.
 
     Raises:
         TopologyError: see `ship`.
@@ -172,8 +172,8 @@ def _place(name: str) -> tuple[Path, Path] | None:
 
 
 class Sent(MetaPathFinder, InspectLoader):
-    """Finds modules among those that were sent. As the last finder it serves only those
-    that a worker lacks.
+    """Finds modules among those that the driver sent. It is the last finder, so it
+    serves only modules that the worker lacks.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -207,8 +207,8 @@ class Sent(MetaPathFinder, InspectLoader):
 
 
 def provide(sources: Sources) -> None:
-    """Make these modules importable, replacing those sent before: a worker may have run
-    an older program.
+    """Make these modules importable, instead of modules that were sent earlier: a
+    worker may have run an older program.
     """
     before = [finder for finder in sys.meta_path if isinstance(finder, Sent)]
     if any(finder.sources == sources for finder in before):

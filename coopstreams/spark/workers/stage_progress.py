@@ -30,7 +30,7 @@ EVERY_S = 1.0
 
 Kind = Literal["history", "task"]
 Bounds = tuple[int, int] | None
-"""Offsets [start, end) of a source; None: a table or another stage, whose end is
+"""Offsets [start, end) of a source. None for a table or another stage, whose end is
 unknown until it is reached.
 """
 
@@ -39,8 +39,8 @@ unknown until it is reached.
 class TaskProgress:
     """The progress of a task, or of reading a partition.
 
-    Units: `records` that it took; `position` and `target` in offsets, over all sources;
-    `target` None: not known.
+    Units: `records` that it took; `position` and `target` in offsets, over all sources.
+    `target` is None if it is not known.
     """
 
     kind: Kind
@@ -58,8 +58,8 @@ class Reporter:
     """Writes the progress of one task, or of reading one partition. Belongs to one
     thread.
 
-    `folder`: that of the stage's reports; None: write nothing. `sources`: their bounds,
-    in order.
+    `folder`: that of the stage's reports; None: write nothing. `sources`: the offset
+    bounds of the sources, in order.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Reporter:
 
 
 class ProgressWatcher:
-    """Reads the reports of a stage once a second, on its own thread, and once more when
-    its block ends without error.
+    """Reads the reports of a stage once a second, on its own thread, and passes them to
+    `tell`; once more when its block ends without error.
 
     Raises (on leaving the block):
         Exception: what `tell` raised.
