@@ -19,7 +19,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from coopstreams.group.group_requests import Exchange, outcomes
-from coopstreams.group.leadership import BrokerView
+from coopstreams.group.partition_leader import BrokerView
 from coopstreams.topology.columns import TopicPartition
 
 _LATEST = -1
@@ -40,7 +40,9 @@ class Views:
 
     @property
     def leaders(self) -> dict[TopicPartition, int]:
-        """The leader of each partition; `leadership.NO_LEADER` if it has none now."""
+        """The leader of each partition; `partition_leader.NO_LEADER` if it has none
+        now.
+        """
         return {at: view.leader for at, view in self.of.items()}
 
 

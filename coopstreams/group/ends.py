@@ -24,7 +24,7 @@ from coopstreams.common.acl_errors import Attempt
 from coopstreams.group import end_requests, group_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import (
+from coopstreams.group.partition_leader import (
     BrokerView,
     Choice,
     Choices,

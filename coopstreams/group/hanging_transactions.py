@@ -36,7 +36,6 @@ from coopstreams.common.acl_errors import Attempt
 from coopstreams.group import group_requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import Views
-from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.missing_markers import (
     ENDING,
     ONGOING,
@@ -47,6 +46,7 @@ from coopstreams.group.missing_markers import (
     missing_markers,
     refusal,
 )
+from coopstreams.group.partition_leader import NO_LEADER
 from coopstreams.group.transaction_requests import PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition

@@ -11,8 +11,8 @@ from math import log
 from random import Random
 from typing import Any, Generic, TypeVar, cast
 
-from coopstreams.group import leadership
-from coopstreams.group.leadership import BrokerView
+from coopstreams.group import partition_leader
+from coopstreams.group.partition_leader import BrokerView
 from coopstreams.log.kafka.reader import WAKE_S
 from coopstreams.log.log import Check, RecordBatch
 from coopstreams.log.memory.state import CheckFence
@@ -292,7 +292,7 @@ class MachineLog(SimulatedLog):
             cluster.state.partition(partition)  # raises if there is no such partition
             return cluster.brokers.views(partition)
 
-        choice = leadership.choose(
+        choice = partition_leader.choose(
             client.ask("views", partition, views, ANSWER_S), MIN_ISR
         )
         if choice is None or choice.why_not:

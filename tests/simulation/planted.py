@@ -20,10 +20,10 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
-from coopstreams.group import leadership
+from coopstreams.group import partition_leader
 from coopstreams.group.active_version import Members, assign_active
-from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.members import Assignment
+from coopstreams.group.partition_leader import BrokerView, Choice
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.purge import Purge
@@ -100,7 +100,7 @@ def _leader_of_before() -> AbstractContextManager[Any]:
             default=None,
         )
 
-    return patch.object(leadership, "choose", first)
+    return patch.object(partition_leader, "choose", first)
 
 
 def _short_restore() -> AbstractContextManager[Any]:

@@ -1,10 +1,10 @@
 """A Kafka cluster as a `Log`: readers, writers, topics, offsets.
 
 Invariant: `end_offset` is requested each time, from the leader of the highest epoch
-that enough brokers know (`group.leadership`). A read_uncommitted consumer requests the
-other offsets: a read_committed one gets the last stable offset (`stable_offsets`), and
-`AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's restart
-(measured).
+that enough brokers know (`group.partition_leader`). A read_uncommitted consumer
+requests the other offsets: a read_committed one gets the last stable offset
+(`stable_offsets`), and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever
+after a broker's restart (measured).
 """
 
 from __future__ import annotations

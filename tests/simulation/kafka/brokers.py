@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from coopstreams.group.leadership import BrokerView
+from coopstreams.group.partition_leader import BrokerView
 from coopstreams.topology.columns import TopicPartition
 from tests.simulation.kafka.plan import Where
 

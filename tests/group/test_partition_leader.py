@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.leadership import (
+from coopstreams.group.partition_leader import (
     NO_LEADER,
     BrokerView,
     Choice,
