@@ -232,8 +232,8 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 class Replayed:
     """The counts of a replay so far.
 
-    `passed`: records that were not written: letters that are not wanted, cannot be
-    written back or whose record is already written back, and records that are no
+    `passed`: records that were not written again: unwanted letters, letters that cannot
+    be written back or whose record was written already, and records that are no
     letters.
     """
 

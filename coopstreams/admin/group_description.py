@@ -32,8 +32,8 @@ from coopstreams.topology.task_id import TaskId
 class OwnedRange:
     """A key range of a partition, with its commit and its owner.
 
-    `offset`: its committed position; None: it has committed nothing. `ranges`: the done
-    runs above it. `member`: the id of the consumer that owns it now; None: none does.
+    `offset`: its position; None: it has committed nothing. `ranges`: the done runs
+    above. `member`: the consumer that owns it; None: nobody.
     """
 
     key_range: KeyRange

@@ -3,13 +3,12 @@ or a time.
 
 A plain offset alone is not enough: individual commits of key ranges under a higher term
 still count (`commit/view.py`). So a reset is a commit for the whole hash space under a
-higher term:
+higher term, in three steps:
 
-    ask     a commit that changes nothing: the coordinator refuses it if there are members
+    check   a commit that changes nothing: the coordinator refuses it if there are members
     record  [whole]@term -> offset, without done runs; of a reset forwards, a record for each key range
-    plain   the offset at the same term, for ordinary consumers and lag monitors; what fences of the group left in other
-            partitions of the commit topic, before their count was changed, becomes void
-            (`Follower.check`)
+    plain   the offset with the same term, for ordinary consumers and lag monitors. Fences of the group in other partitions
+            of the commit topic, from before their count was changed, become void (`Follower.check`)
 
 The record and the plain offset name the topic by its id, as every commit does. If the
 topic is made anew before the next start, that start is refused.

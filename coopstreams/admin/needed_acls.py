@@ -84,8 +84,8 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
 
 
 def unknown(topology: Structure) -> list[str]:
-    """Return the nodes whose topics the topology does not name, so that no ACL is
-    listed for them. Each is a sentence that says what to allow.
+    """Return which topics have no listed ACL, because the topology does not name them:
+    a sentence for each node.
     """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     told = [

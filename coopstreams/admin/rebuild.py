@@ -147,11 +147,7 @@ def _check_exists(
     known: Collection[str],
     tasks: Sequence[int],
 ) -> None:
-    """Check that the stores and partitions of a scope exist.
-
-    Raises:
-        ConfigError: one does not; the message lists those that do.
-    """
+    """Check that the stores and partitions of a scope exist."""
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
         raise ConfigError(
             f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}"
@@ -171,10 +167,8 @@ def assembled(
     specs: Mapping[str, StoreSpec],
     now: Mapping[str, Changelog],
 ) -> Manifest:
-    """Return the manifest of a run: its own slices, and the older manifest's slices
-    that still fit the topology and the changelogs.
-
-    `found`: the new slices by store. `now`: the changelogs as they are now, by store.
+    """Return the manifest of a run: the new slices (`found`), and the older manifest's
+    slices that still fit the topology and the changelogs (`now`).
     """
     stores: dict[str, StoreSlices] = {}
     for name, spec in specs.items():

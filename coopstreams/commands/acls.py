@@ -45,8 +45,8 @@ def acls(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Print the ACLs that an application needs, no others: its topics, group and
-    transactions. Contacts nothing.
+    """Print the ACLs that an application needs, and no others: for its topics, group
+    and transactions. Contacts nothing.
     """
     topology = load_topology(target)
     servers = {"bootstrap.servers": bootstrap_servers}

@@ -1,4 +1,6 @@
-"""`coopstreams backfill`: runs a topology over the history of its topics, in Spark."""
+"""`coopstreams backfill`: runs a topology over the history of its source topics, in
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 
 WORK = "coopstreams-backfill"
-"""The default folder of runs."""
+"""The default folder of the files of runs."""
 
 Results: TypeAlias = Annotated[
     Literal["none", "topic", "table"],
@@ -142,8 +144,8 @@ def backfill(  # noqa: PLR0913
     """Process the history of the source topics in Spark, as tasks of the application,
     which must not have run yet.
 
-    Needs the extra `spark`, and Java 17 or newer; on a cluster, `coopstreams pack`.
-    Tables as history: see `coopstreams.spark.backfill`.
+    Needs the extra `spark`, and Java 17 or newer; on a cluster, `coopstreams pack`. For
+    a history in tables instead of topics, see `coopstreams.spark.backfill`.
     """
     configure_logging(verbose)
     try:
@@ -256,8 +258,8 @@ def not_written(
     *,
     published: bool,
 ) -> list[str]:
-    """Return messages about results that a run did not write, by topic: how many, and
-    how to get them.
+    """Return messages about results that a run did not write, by topic: their number,
+    and how to get them.
     """
     if not records:
         return []

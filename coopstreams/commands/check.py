@@ -55,10 +55,10 @@ def check(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Say which stores, topics and positions survive a change of the topology. NEW
+    """Print which stores, topics and positions survive a change of the topology. NEW
     alone is compared with the version that ran last on the cluster.
 
-    Exit status 0: everything does. 1: something starts empty or is orphaned. 2:
+    Exit status 0: all of them do. 1: something starts empty or is orphaned. 2:
     something would be lost, mixed or misread in silence, and `run` refuses it; or
     nothing could be compared.
     """

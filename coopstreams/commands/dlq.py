@@ -125,9 +125,9 @@ def replay_(
     """Write the letters that no replay has passed yet back to the topics that they came
     from, each once.
 
-    A replay passes all that the topic holds when it begins, also what --node and
-    --phase leave out: no later replay reads that, unless `coopstreams group reset
-    TOPIC-replay` lets it begin elsewhere.
+    A replay passes every record that the topic has when it begins, including those that
+    --node and --phase leave out. No later replay reads them, unless `coopstreams group
+    reset TOPIC-replay` sets another position.
     """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:

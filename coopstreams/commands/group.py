@@ -47,8 +47,8 @@ def describe(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print stable offsets, lags, key ranges, what is done above the stable offset, and
-    what each member has.
+    """Print stable offsets, lags, key ranges, the offsets done above the stable offset,
+    and what each member has.
     """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
@@ -95,7 +95,7 @@ def reset(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Set other positions of a group without members, in all key ranges. State of an
+    """Set the positions of a group without members, in all key ranges. State of an
     application stays as it is.
     """
     settings = connection(bootstrap_servers, config)
@@ -145,9 +145,8 @@ def reset_targets(
 
 
 def partitions_table(report: GroupReport) -> Table:
-    """Return a table of the partitions with a line for each key range, and its owner if
-    the group is one of consumers. Tasks of applications name no topics, so their owners
-    are not shown.
+    """Return a table of the partitions with a line for each key range. Its owner is
+    shown only for groups of consumers, because tasks of applications name no topics.
     """
     consumers = not any(
         member.state is not None and version_of(member.state.info)

@@ -41,13 +41,13 @@ def asking(
     """Yield a client of an application's queries, with the token and certificates of
     the settings `http.*`.
 
-    `url`: may be HOST:PORT, which means http, or https if there are certificates.
-    `seconds`: how long to retry a query.
+    `url`: HOST:PORT means http, or https if there are certificates. `seconds`: how long
+    a query is retried.
 
     Raises:
         ConfigError: the token or the certificates cannot be used.
         QueryError: the application wants another token; the message says which setting
-            it is taken from.
+            has it.
     """
     from coopstreams.query.certificates import Files
     from coopstreams.query.client import QueryClient

@@ -86,9 +86,9 @@ def pack(
 
 def _ourselves(folder: Path) -> str:
     """Return the requirement by which pip installs this coopstreams: a release, or a
-    copy of this checkout.
+    copy of this checkout in `folder`.
 
-    `folder`: the place of the copy. It is a copy, because building leaves files behind.
+    It is a copy, because building leaves files behind.
     """
     checkout = _PACKAGE.parent
     if not (checkout / "pyproject.toml").is_file():

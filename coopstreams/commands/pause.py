@@ -27,12 +27,12 @@ def pause(
     """Have an instance process nothing until `coopstreams resume`. It keeps its tasks,
     commits and answers queries.
 
-    A process that is started anew, or added, is not paused, also after --all: it
-    processes the tasks that it is given.
+    A process that is started later is not paused, even after --all: it processes the
+    tasks that it gets.
 
-    The application needs tokens: http.token.operate (or http.token.read), as
-    `coopstreams status` is given them. Exit status 1, with --all: some instances could
-    not be told.
+    The application must have tokens: http.token.operate (or http.token.read), which
+    this command takes as `coopstreams status` does. Exit status 1, with --all: some
+    instances could not be reached.
     """
     _change(url, config, paused=True, every=every)
 

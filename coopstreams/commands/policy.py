@@ -31,7 +31,8 @@ def get(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the settings of the cluster, and of the topics for which something was set."""
+    """Print the settings of the cluster, and of the topics for which a setting was set.
+    """
     plain_console().print(
         policy_table(read_policy(connection(bootstrap_servers, config)), topic)
     )
@@ -53,7 +54,7 @@ def set_(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Set what the cluster or a topic allows; consumers and applications that run obey
+    """Set what the cluster or a topic allows. Running consumers and applications obey
     within seconds.
     """
     wanted = dict(_pair(text) for text in settings)

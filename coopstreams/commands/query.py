@@ -85,11 +85,11 @@ def query(  # noqa: PLR0913
     """Print the value of a key, its windows or sessions, or the entries of a store: a
     line of JSON each.
 
-    Of a versioned store the latest value, what it was with --as-of, or all versions of
-    a time with --from and --to. A time is written as 2026-01-31T08:00Z, or in ms since
-    1970. Without KEY, --from and --to are keys.
+    For a versioned store: the latest value of a key; with --as-of its value at that
+    time; with --from and --to all versions in that time. A time is written as
+    2026-01-31T08:00Z, or in ms since 1970. Without KEY, --from and --to are keys.
 
-    While a task moves it asks again, for 30 seconds at most. Exit status 1: the
+    While a task moves the query is repeated, for 30 seconds at most. Exit status 1: the
     key has no value, which standard error says, or the query failed.
     """
     need_http("coopstreams query")
@@ -152,11 +152,7 @@ class _Times:
 
 
 def _store(client: QueryClient, name: str) -> dict[str, Any]:
-    """Return the description of a store in the answer of `/v1/stores`.
-
-    Raises:
-        QueryError: there is no such store.
-    """
+    """Return the description of a store in the answer of `/v1/stores`."""
     stores = {known["name"]: known for known in client.stores()}
     if name not in stores:
         raise QueryError(
@@ -254,11 +250,7 @@ def _key(text: str, serde: str) -> Any:
 
 
 def _time(option: str, text: str) -> int:
-    """Return the time that an option gives, in ms since 1970.
-
-    Raises:
-        QueryError: it is not a time.
-    """
+    """Return the time that an option gives, in ms since 1970."""
     try:
         return moment_ms(text)
     except ValueError as error:

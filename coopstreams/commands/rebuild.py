@@ -152,8 +152,8 @@ def rebuild(  # noqa: PLR0913
     """Make a snapshot from the changelogs and publish it; the application may run
     meanwhile, and is not disturbed.
 
-    What is not rebuilt is kept from the snapshot that was published before. Run it from
-    time to time: each reads only what came since.
+    Parts that are not rebuilt are kept from the published snapshot. Run it from time to
+    time: each run reads only the records since the last one.
 
     With --from source, recompute the changelogs of a stopped application from its
     source topics, by Spark. No offset moves.

@@ -67,7 +67,8 @@ def reset(
     """Reset a stopped application: offsets set back, changelogs and repartition topics
     deleted. Results stay.
 
-    What the version that ran last has, and APP has not, is reset as well.
+    Topics and stores that the version that ran last has, and APP has not, are reset as
+    well.
     """
     configure_logging(verbose=False)
     topology, settings = loaded(
@@ -167,8 +168,8 @@ def check_begins_at(
     share_group: str,
     setting: str,
 ) -> None:
-    """Check that a share group, which a reset deletes, begins anew at the position to
-    which the other sources are reset.
+    """Check that a share group, which a reset deletes, begins anew at the position of
+    the other sources.
 
     Raises:
         ConfigError: `auto.offset.reset` names another position.

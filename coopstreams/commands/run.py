@@ -220,11 +220,11 @@ def _counted_up(
     number: int,
 ) -> str:
     """Return an address for the process with this number: its port is the given one
-    plus the number. Port 0 stays, and takes a free one in each process.
+    plus the number; port 0, a free port, stays.
 
     Raises:
-        ConfigError: the address has no port. All processes would have the same address,
-            and queries would reach the wrong one.
+        ConfigError: the address has no port. Queries for any process would reach the
+            same one.
     """
     counted, found = _PORT.subn(
         lambda port: str(int(port[0]) and int(port[0]) + number),

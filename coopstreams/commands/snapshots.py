@@ -67,8 +67,8 @@ def verify(
         typer.Option(metavar="RUN", help="Default: the one that is published."),
     ] = None,
 ) -> None:
-    """Read every file of a snapshot and print what is wrong. Exit status 1: something
-    is.
+    """Read every file of a snapshot and print the damaged ones. Exit status 1: there
+    are some.
     """
     manifest = _loaded(url, application, run)
     files = 0

@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line in spark-submit's session."""
+    """Run the command line within spark-submit."""
     here = os.path.dirname(os.path.abspath(__file__))
     # Python puts the folder of the main file on the path, which is inside the package.
     # Replace it by the folder that has the package.

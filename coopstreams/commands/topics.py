@@ -91,11 +91,11 @@ def list_topics(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Print topics: what an application reads and writes, and the internal ones that it
-    keeps.
+    """Print topics: those that an application reads and writes, and the internal ones
+    that it keeps.
 
-    A record counts until it is deleted or compacted: the offsets between the beginning
-    and the end.
+    The records of a topic are counted as the offsets between its beginning and its end,
+    so deleted and compacted records may count.
     """
     if target is None:
         with cluster(connection(bootstrap_servers, config)) as log:

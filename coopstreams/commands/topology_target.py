@@ -59,7 +59,11 @@ def load_topology(target: str) -> Topology:
 
 
 def _loaded(path: str) -> ModuleType:
-    """Return the module of a Python file, or of a dotted name."""
+    """Return the module of a Python file, or of a dotted name.
+
+    Raises:
+        See `load_topology`.
+    """
     try:
         return _file(Path(path)) if path.endswith(".py") else _module(path)
     except CoopStreamsError:

@@ -165,7 +165,7 @@ class CooperativeConsumer:
             )
 
     def assignment(self) -> Ranges:
-        """Return the key ranges that are open here, by partition."""
+        """Return the key ranges that this consumer has open, by partition."""
         with self._lock:
             return by_partition(self._session.shares.values())
 
@@ -419,7 +419,7 @@ class CooperativeConsumer:
             return by_partition(self._session.revocations.lost)
 
     def delay_revoke(self, partitions: Iterable[Partition]) -> bool:
-        """Keep the key ranges of these partitions for one more `consume`. Return False
+        """Keep the key ranges of these partitions for one more `consume`; return False
         if one of them is lost.
         """
         with self._lock:
@@ -453,7 +453,11 @@ class CooperativeConsumer:
 
     @property
     def _free(self) -> ConsumerSession:
-        """The session, for calls that are not allowed within a transaction."""
+        """The session, for calls that are not allowed within a transaction.
+
+        Raises:
+            GroupError: a transaction is open.
+        """
         if self._in_transaction:
             raise GroupError(
                 "a transaction is open: end it before you consume, commit or close, or records would be committed "
@@ -512,8 +516,8 @@ class CooperativeConsumer:
         shares: Collection[Share],
         expected: Mapping[Partition, int],
     ) -> None:
-        """Check that these key ranges are committed up to the offsets that the caller
-        expects, and still belong to this consumer.
+        """Check that these key ranges are committed up to `expected`, and still belong
+        to this consumer.
 
         Call it before any offset is noted as done by name, because the next commit
         would have that offset.

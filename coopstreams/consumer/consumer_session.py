@@ -84,7 +84,7 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.05
-"""The longest wait for records between two looks at the group's events."""
+"""The longest wait for records before the group's events are handled again."""
 OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
 STEADY_S = 5.0
@@ -172,7 +172,9 @@ class ConsumerSession:
         )
         self.shares: dict[TaskId, Share] = {}
         self.finished: deque[tuple[Share, int]] = deque()
-        """(share, offset) of done records; any thread appends."""
+        """The key range and the offset of each record that the user has marked done;
+        any thread appends.
+        """
         self._scope = scope
         self._policies = scope.policies
         self._told = False
@@ -253,11 +255,10 @@ class ConsumerSession:
         return self.commits.commit(in_order, self.ownership, metadata)
 
     def take_done(self) -> bool:
-        """Apply the `done` marks of the user. Return False if a mark is for a record of
-        a key range that was given up.
+        """Apply the user's `done` marks; return False if one is for a record of a key
+        range that was given up.
 
-        Marks of this kind, and marks for records that were done before, are logged and
-        ignored.
+        Such a mark, and one for a record that was done before, is logged and ignored.
         """
         twice: list[str] = []
         gone: list[str] = []
@@ -519,7 +520,7 @@ class ConsumerSession:
             log.info("siblings wait longer: %s", error)
 
     def _lose(self, lost: Iterable[Share]) -> None:
-        """Note that these key ranges are lost, and call `on_lost`."""
+        """Mark these key ranges as lost, close them, and call `on_lost`."""
         gone = [share for share in lost if share.live]
         self.revocations.lose(gone)
         self._told = True

@@ -53,8 +53,8 @@ _OF_THE_GROUP = {
     "isolation.level": ("share.isolation.level", "read_committed"),
     "max.gap.wait.ms": ("share.record.lock.duration.ms", "30000"),
 }
-"""Settings that the broker keeps for the whole group: Kafka's name, and the default
-here.
+"""Settings that the broker keeps for the whole group, each with Kafka's name and the
+default here.
 """
 
 
@@ -86,7 +86,7 @@ class Acquired:
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Mark a record as done, or for another delivery. Return False if this process
+        """Mark a record as done, or for another delivery; return False if this process
         no longer has it.
         """
         with self._changed:
@@ -221,22 +221,22 @@ class CooperativeFetch:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Mark a record as done. Return False if it is too late: the broker delivers
-        the record again.
+        """Mark a record as done; return False if it is too late, and the broker
+        delivers the record again.
         """
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
-        """Return a record to the broker for another delivery. Return False if it is too
+        """Return a record to the broker for another delivery; return False if it is too
         late.
         """
         return self._finish(record, done=False)
 
     def commit(self) -> dict[TopicPartition, str]:
-        """Acknowledge finished records. Return the partitions in which it was too late
-        for some of them, each with the reason.
+        """Acknowledge finished records; return the partitions in which it was too late
+        for some, each with the reason.
 
-        The broker delivers these records again.
+        The broker delivers the late ones again.
 
         Raises:
             LogError: no answer: records done since the last commit may be delivered
@@ -292,8 +292,10 @@ class CooperativeFetch:
             )
 
     def _release_left(self) -> int:
-        """Return the unfinished records to the broker; return their number. The client
-        polls again only after that.
+        """Give the unfinished records back to the broker for another delivery; return
+        their number.
+
+        The client polls again only after that.
         """
         left = self._acquired.give_up()
         for record in left:

@@ -39,7 +39,7 @@ class RecordFilter:
         )
 
     def columns(self, columns: Columns) -> Columns:
-        """Return the records that pass."""
+        """Return those of the records that pass."""
         return columns.pick(
             [
                 i

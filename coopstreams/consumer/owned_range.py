@@ -51,8 +51,8 @@ class ConsumerRecord:
 
 
 class Share:
-    """A key range of a partition, from when the consumer opens it until it gives it up.
-    Belongs to the consumer's thread.
+    """A key range of a partition, as long as the consumer owns it. Belongs to the
+    consumer's thread.
 
     `most`: the most records in flight.
     """

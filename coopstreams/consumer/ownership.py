@@ -86,9 +86,7 @@ class Openings:
         self._waiting.clear()
 
     def remade(self, opened: Iterable[Progress]) -> list[Progress]:
-        """Return the given progresses whose topic was made anew; see
-        `Positions.remade`.
-        """
+        """Return the progresses whose topic was made anew; see `Positions.remade`."""
         return self._positions.remade(opened)
 
     def step(self, held: Collection[TaskId]) -> list[tuple[Progress, Opening]]:

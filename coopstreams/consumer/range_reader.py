@@ -32,8 +32,8 @@ from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
 
 JUMP = 5000
-"""The largest gap of offsets that is read through. Seeking takes about as long as
-reading so many records: a few milliseconds.
+"""The largest gap of offsets that is read instead of skipped: both take a few
+milliseconds.
 """
 
 

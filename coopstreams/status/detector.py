@@ -121,9 +121,7 @@ class QuietSources:
 
 @dataclass(slots=True)
 class LagSample:
-    """The figures of a task at one look of the watcher. Times are in seconds of the
-    host's clock.
-    """
+    """The figures of a task at one look of the watcher. Units of times: seconds."""
 
     committed: dict[TopicPartition, int]
     ends: dict[TopicPartition, int]
@@ -286,7 +284,7 @@ class StallDetector:
         }
 
     def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that commit late, or whose brokers do not answer, each with
+        """Return the tasks that commit late or whose brokers do not answer, each with
         the known reasons.
         """
         said = {}
@@ -322,8 +320,8 @@ class StallDetector:
         )
 
     def kept_back(self, task: TaskId) -> str:
-        """Return the sources of a task whose next records belong to an open
-        transaction, in words; empty: the task has committed records to read.
+        """Return the sources of a task whose next records are of an open transaction,
+        in words; empty: committed records wait.
         """
         sample = self.samples.get(task)
         behind = {} if sample is None else sample.behind

@@ -78,7 +78,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The instances of an application."""
+    """The answer of `/v1/status`: the instances of an application."""
 
     application: str
     generation: int
@@ -118,7 +118,7 @@ class DealtTopics(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """The instances with their tasks and key ranges."""
+    """The answer of `/v1/metadata`: the instances with their tasks and key ranges."""
 
     application: str
     generation: int

@@ -447,7 +447,7 @@ def _times(seen: Seen) -> Iterator[Reason]:
 
 
 def waited_s(status: TimeStatus) -> float:
-    """Return how long a task's time has stayed the same; 0: it waits for nobody."""
+    """Return for how many seconds a task's time has stayed the same."""
     return 0.0 if status.waits_for is None else status.waits_for.since_s
 
 

@@ -14,8 +14,8 @@ from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.task_id import TaskId
 
 OwnerOf = Callable[[int, int, KeyGroups], str | None]
-"""Returns the instance that has the first of these key groups; its arguments are a
-sub-topology, a partition of it, and the key groups.
+"""Returns the instance that has the first of the key groups, given a sub-topology, a
+partition and key groups.
 """
 
 

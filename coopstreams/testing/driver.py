@@ -115,16 +115,15 @@ class TopologyTestDriver:
     """A topology that runs in this thread, on a log and stores in memory.
 
     `ranges`: the number of key ranges, and so tasks, of each partition.
-    `partitions`: the partition count of each topic that is not internal, or a count by
+    `partitions`: the partition count of topics that are not internal, or a count by
     topic.
     `config`: settings by name, for example the exception handlers.
     `caching`: hold table updates back until `commit`, as the record cache does in
     production.
     `state_dir`: an empty folder for stores in their production engines; without it, all
     stores are in memory.
-    `calls_seed`: keep calls of asynchronous operators under way until `settle`, and
-    have the seed choose the order in which they end; without it, `send` waits for each
-    call.
+    `calls_seed`: keep calls of asynchronous operators under way until `settle`; the
+    seed chooses the order in which they end. Without it, `send` waits for each call.
     """
 
     def __init__(
@@ -367,8 +366,8 @@ class TopologyTestDriver:
         return before + sum(output.topic not in internal for output in self._order)
 
     def sink(self, name: str) -> OutputTopic[Any, Any]:
-        """Return the records that `to_sink(name=...)` has applied. In the driver a list
-        takes the place of the external sink.
+        """Return the records that `to_sink(name=...)` has applied. The driver applies
+        them to a list.
 
         Raises:
             TopologyError: there is no external sink of this name.
@@ -644,8 +643,7 @@ class TopologyTestDriver:
         """Open the tasks of a sub-topology: for each partition one database, and a task
         for each key range.
 
-        Earlier tasks of the sub-topology are closed, and the new ones continue from
-        their positions.
+        They replace earlier tasks, and continue from their positions.
         """
         before = self._parts[part.id]
         self._parts[part.id] = []

@@ -16,9 +16,7 @@ from coopstreams.topology.graph.nodes import Structure, SubTopology
 
 @dataclass(slots=True)
 class _Row:
-    """What a sink keeps of one partition: its position, the term of its last session,
-    and the refused offsets.
-    """
+    """A sink's progress in one partition."""
 
     topic_id: str
     position: int
@@ -39,11 +37,11 @@ class MemorySink:
     def open(self, partition: SinkPartition, begin: int | None) -> MemorySession:
         """Return a new session with a partition, which ends all earlier ones.
 
-        `begin`: the position of a partition that was never opened.
+        `begin`: the position of a new partition.
 
         Raises:
-            ConfigError: the partition was never opened and `begin` is None, or it was
-                opened with another topic id.
+            ConfigError: the partition is new and `begin` is None, or its topic id has
+                changed.
         """
         name = partition.application, partition.sink, partition.number
         if begin is not None:
@@ -95,8 +93,8 @@ class MemorySession:
     ) -> None:
         """Apply records, and move the partition's position to `position`.
 
-        `on_refused` is called with each record that cannot be applied; if it raises,
-        nothing is applied. `settled`: refused offsets below it are forgotten.
+        `on_refused`: is called with each record that cannot be applied. `settled`:
+        refused offsets below it are forgotten.
 
         Raises:
             FencedError: a later session has the partition.

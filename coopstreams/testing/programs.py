@@ -75,9 +75,9 @@ def tables(
 ) -> dict[str, MakeTable]:
     """Return the factories of the stores whose rows are in native memory, by store.
 
-    Such a store forwards a record's updates after the record's other results. A driver
-    returns results in Kafka Streams' order. So without `caching` native stores are used
-    only in sub-topologies with a single last node.
+    A native store forwards a record's updates after the record's other results, unlike
+    Kafka Streams. So without `caching` it is used only where there are no other
+    results.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)

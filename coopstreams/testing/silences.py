@@ -62,11 +62,10 @@ class Silences:
         at: Position,
         tasks: Sequence[Task],
     ) -> bool:
-        """Return whether the tasks of a partition are finished with its current record
-        or time mark.
+        """Return whether the tasks of a partition no longer have its record queued, or
+        have passed its time mark.
 
-        A record is finished when no task has it in its queue. A time mark is finished
-        when all tasks have passed the position `at`.
+        `at`: the position after the record or time mark.
         """
         if source in self._marked:
             return all(

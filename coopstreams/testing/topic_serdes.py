@@ -116,11 +116,11 @@ def one_of(
     known: Sequence[str],
     lacks: str,
 ) -> str:
-    """Return the name, if it is among the known ones. `lacks`: the middle of the error
-    message, such as "has no store".
+    """Return the name, if it is known. `lacks`: a part of the error message, such as
+    "has no store".
 
     Raises:
-        TopologyError: it is not; the message suggests the nearest known name.
+        TopologyError: it is not known; the message suggests the nearest known name.
     """
     if name in known:
         return name

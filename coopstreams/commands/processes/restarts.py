@@ -85,7 +85,7 @@ Verdict: TypeAlias = Again | Over
 
 
 class Restarts:
-    """The history of one worker's ends, and the decision after each."""
+    """The ends of one worker, and the decision after each."""
 
     def __init__(self, worker: int, most: int) -> None:
         self._worker = worker
@@ -161,7 +161,7 @@ class Restarts:
 
 
 def describe_end(status: int, why: str) -> str:
-    """Return how a worker ended, in words that follow its name."""
+    """Return how a worker ended, as the words after its name in a sentence."""
     if status < 0:
         return f"was killed by {_signal(-status)}"
     if status == 0:

@@ -153,8 +153,8 @@ def number_of(rate: float) -> str:
 
 
 def _lag(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lag of a partition as text: the largest lag of its tasks. The tasks'
-    lags include each other's records, so it is an upper bound.
+    """Return the lag of a partition as text: the largest of its tasks, because each
+    includes records of the others.
     """
     return lag(sorted(tasks, key=lambda task: task.get("lag") or 0)[-1:])
 
@@ -173,8 +173,8 @@ def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
 
 
 def _span(key_range: str) -> tuple[float, float]:
-    """Return a printed key range as a part of the hash space, from 0.0 to 1.0,
-    half-open. It may be printed in key groups or in hashes.
+    """Return a printed key range, of key groups or hashes, as a part of the hash space.
+    Shape: half-open, within 0.0 and 1.0.
     """
     first, last = map(int, key_range.split(".."))
     whole = GROUPS if last < GROUPS else MAX_HASH + 1

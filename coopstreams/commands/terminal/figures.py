@@ -137,8 +137,8 @@ def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return how far stream time is behind the wall clock, as text: the largest
-    distance of these tasks. It is negative if stream time is ahead.
+    """Return the longest time by which tasks' stream times are behind the wall clock,
+    as text; negative: all are ahead.
     """
     spans = [span for task in tasks if (span := task.get("behind_ms")) is not None]
     return duration(max(spans)) if spans else "-"
