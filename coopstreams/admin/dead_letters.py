@@ -35,7 +35,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from coopstreams.admin.replays import (
+from coopstreams.admin.replay_metadata import (
     Turn,
     Wanted,
     continued,

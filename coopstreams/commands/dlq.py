@@ -19,7 +19,7 @@ from coopstreams.admin.dead_letters import (
     replay,
     replay_group,
 )
-from coopstreams.admin.replays import Wanted
+from coopstreams.admin.replay_metadata import Wanted
 from coopstreams.commands.command_settings import (
     Brokers,
     ConfigFile,

@@ -31,8 +31,7 @@ def get(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the settings of the cluster, and of the topics for which a setting was set.
-    """
+    """Print the settings of the cluster, and of the topics for which a setting was set."""
     plain_console().print(
         policy_table(read_policy(connection(bootstrap_servers, config)), topic)
     )

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin import dead_letters
-from coopstreams.admin.replays import Wanted
+from coopstreams.admin.replay_metadata import Wanted
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError

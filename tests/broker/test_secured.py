@@ -19,7 +19,7 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.dead_letters import ahead, replay
-from coopstreams.admin.replays import Wanted
+from coopstreams.admin.replay_metadata import Wanted
 from coopstreams.commit.cluster_policy import Policy, PolicyTopic
 from coopstreams.common.acl_errors import Acl, adding
 from coopstreams.common.config import Config

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from coopstreams.admin.replays import (
+from coopstreams.admin.replay_metadata import (
     Turn,
     Wanted,
     continued,
