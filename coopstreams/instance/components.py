@@ -51,7 +51,7 @@ from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
-from coopstreams.status.detector import StallDetector
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failure_handlers import (

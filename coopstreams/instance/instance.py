@@ -35,7 +35,7 @@ from coopstreams.instance.task_registry import (
     TaskRegistry,
 )
 from coopstreams.instance.watcher import Watched
-from coopstreams.status.detector import StallDetector
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
     Aborted,

@@ -20,7 +20,7 @@ from coopstreams.instance.task_registry import Standing
 from coopstreams.log.log import Log
 from coopstreams.opening.globals import MADE_ANEW
 from coopstreams.state.checkpoints import NO_TOPIC
-from coopstreams.status.detector import StallDetector
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.task import Task
 from coopstreams.topology.errors import (

@@ -4,9 +4,9 @@ It measures lags and rates, finds stalled tasks, adds up counts, checks the clus
 policy and changed topics, and purges repartition topics. A slow task is reported with
 its reason, not restarted. After some seconds `/health` names what the task waits for,
 and after half a minute the instance is not live, unless a restart could not heal it
-(`status.detector`).
+(`status.stall_detector`).
 
-Invariant: `status.detector` decides from the numbers it is given (positions, ends, a
+Invariant: `status.stall_detector` decides from the numbers it is given (positions, ends, a
 clock); `Lags` collects them.
 Invariant: the watcher only reads what the other threads publish; it never makes them
 wait. Turned down: a time-out that restarts tasks (it hides the reason, and a slow call
@@ -30,7 +30,7 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
-from coopstreams.status.detector import StallDetector
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from coopstreams.sharing.share_thread import ShareFigures
-from coopstreams.status.detector import (
+from coopstreams.status.stall_detector import (
     SLOW_S,
     STALLED_S,
     StallDetector,

@@ -23,7 +23,7 @@ from coopstreams.instance.watcher import Lags, Watcher
 from coopstreams.instance.watcher import Watched as Observed
 from coopstreams.log.log import TopicSpec
 from coopstreams.status import detector
-from coopstreams.status.detector import StallDetector
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.events import Failed
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes

@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams.commit.broker_waits import Asking, Wait
 from coopstreams.common.host import SYSTEM
-from coopstreams.status.detector import StallDetector, _failed_commit, excuse
+from coopstreams.status.stall_detector import StallDetector, _failed_commit, excuse
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task_figures import CallFigures
 from coopstreams.topology.columns import TopicPartition

@@ -9,7 +9,6 @@ from typing import get_args
 import pytest
 
 from coopstreams.sharing.share_thread import ShareFigures
-from coopstreams.status.detector import StallDetector
 from coopstreams.status.reasons import (
     HEALTH_CODES,
     KINDS,
@@ -18,6 +17,7 @@ from coopstreams.status.reasons import (
     by_code,
     health,
 )
+from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.task_figures import (
     AwaitedTime,
     CallFigures,

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.status.detector import BUSY_S, LagSample, QuietSources, StallDetector
+from coopstreams.status.stall_detector import (
+    BUSY_S,
+    LagSample,
+    QuietSources,
+    StallDetector,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
