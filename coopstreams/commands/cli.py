@@ -17,7 +17,7 @@ import typer
 
 from coopstreams.commands.processes.restarts import exit_status
 from coopstreams.commands.processes.worker import say_why
-from coopstreams.commands.terminal.visible import visible_lines
+from coopstreams.commands.terminal.control_characters import visible_lines
 from coopstreams.topology.errors import CoopStreamsError
 
 COMMANDS = {

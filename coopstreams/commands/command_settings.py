@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from coopstreams.commands.terminal.visible import visible_lines
+from coopstreams.commands.terminal.control_characters import visible_lines
 from coopstreams.commands.topology_target import load_topology
 from coopstreams.common.config import Config
 from coopstreams.common.setting_sources import settings_of

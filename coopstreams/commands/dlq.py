@@ -26,8 +26,8 @@ from coopstreams.commands.command_settings import (
     cluster,
     connection,
 )
+from coopstreams.commands.terminal.control_characters import visible
 from coopstreams.commands.terminal.figures import new_table, plain_console
-from coopstreams.commands.terminal.visible import visible
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(

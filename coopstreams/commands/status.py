@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coopstreams.commands.http_access import AskingFile, asking
+from coopstreams.commands.terminal.control_characters import visible_lines
 from coopstreams.commands.terminal.figures import (
     behind,
     dropped,
@@ -30,7 +31,6 @@ from coopstreams.commands.terminal.figures import (
     standing_times,
     written,
 )
-from coopstreams.commands.terminal.visible import visible_lines
 from coopstreams.common.extra import need_http
 
 

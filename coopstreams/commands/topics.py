@@ -21,8 +21,8 @@ from coopstreams.commands.command_settings import (
     flags,
     loaded,
 )
+from coopstreams.commands.terminal.control_characters import visible
 from coopstreams.commands.terminal.figures import new_table, plain_console
-from coopstreams.commands.terminal.visible import visible
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import Log, TopicSpec
