@@ -65,6 +65,7 @@ from coopstreams.tasks.task import (
     TaskSettings,
 )
 from coopstreams.testing.changed_rows import ChangedRows
+from coopstreams.testing.compiled_programs import Identity, compiled, tables
 from coopstreams.testing.direct_source import DirectSource
 from coopstreams.testing.driver_views import (
     InputTopic,
@@ -75,7 +76,6 @@ from coopstreams.testing.driver_views import (
 )
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import (
     decoded,

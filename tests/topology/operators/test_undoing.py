@@ -18,7 +18,7 @@ from coopstreams import (
 )
 from coopstreams.common.config import Config
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.testing.programs import Identity
+from coopstreams.testing.compiled_programs import Identity
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.graph.topology import Topology
 
