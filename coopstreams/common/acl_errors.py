@@ -1,6 +1,7 @@
-"""ACLs: which is missing when Kafka refuses a request, and the command that adds some.
+"""Names the ACL that is missing when Kafka refuses a request, and the command that adds
+it.
 
-Kafka's refusal names neither the user nor the operation; the attempt knows both.
+Kafka's refusal names neither the user nor the operation; an `Attempt` has both.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """An operation that a user may do on a resource. `prefixed`: on all resources whose
-    names begin with `name`.
+    """An operation that a user may do on a resource.
 
     Shape: `kind` and `operation` are words of `kafka-acls`, with a space for the dash;
-    `name` is empty for the cluster.
+    `name` is empty for the cluster. `prefixed`: on all resources whose names begin with
+    `name`.
     """
 
     kind: str
@@ -48,8 +49,8 @@ def adding(
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The login of a process. `principal`: the name in ACLs, empty if only the brokers
-    know it; `by`: the mechanism.
+    """The login of a process. `principal`: its name in ACLs, empty if only the brokers
+    know it. `by`: the mechanism.
     """
 
     principal: str = ""
@@ -66,17 +67,18 @@ class Login:
 
 
 _OF_ONE_LIFE = re.compile(r"(consumer-|alone-)?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}.*")
-"""What a transactional id has behind the name of its group: other ids of the same user
-differ there.
+"""The part of a transactional id behind the name of its group, by which ids of the same
+user differ.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The operations of a request that need ACLs: on `topics` (names, separated by
-    commas), a group, a transactional id.
+    """A request with what it needs ACLs for: an operation on topics, a group, a
+    transactional id.
 
-    Shape: `operation` in the words of `kafka-acls`; it is for the topics.
+    Shape: `operation` is a word of `kafka-acls`, and is for the topics. `topics` has
+    names, separated by commas.
     """
 
     login: Login = Login()
@@ -86,8 +88,8 @@ class Attempt:
     transactional_id: str = ""
 
     def missing(self, refusal: str) -> str:
-        """Return the missing ACL and the cure, for Kafka's name of an error; empty: the
-        error is not about ACLs.
+        """Return a sentence on the missing ACL with the command that adds it; empty:
+        the error is not about ACLs. `refusal`: Kafka's name of the error.
         """
         match refusal:
             case "TOPIC_AUTHORIZATION_FAILED":

@@ -1,8 +1,8 @@
 """The back-off before a stream thread or a worker is replaced: none after the first
 death, then doubled each time.
 
-A record that kills its processor is read again at once, and each time all uncommitted
-work is repeated.
+Without it, a record that kills its processor would be read again at once, and all
+uncommitted work repeated each time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORGOTTEN_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class BackOff:
-    """Counts deaths that may have one cause.
+    """The back-off for threads or workers whose deaths may have one cause.
 
     The defaults are those of an instance's stream threads. All threads count together,
     since the tasks of a dead one may continue on another.
@@ -34,7 +34,7 @@ class BackOff:
     _rest_s: float = 0.0
 
     def died(self, now: float) -> float:
-        """Note a death; return the seconds until the replacement starts."""
+        """Count a death; return the seconds until the replacement starts."""
         again = now - self._died_at < self.forgotten_after_s
         self._died_at = now
         self.in_a_row = self.in_a_row + 1 if again else 1

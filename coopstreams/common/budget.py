@@ -1,5 +1,5 @@
-"""How much CPU time a side activity of a process may take while its main work waits for
-the interpreter.
+"""Limits the CPU time that a side activity of a process may take while its main work
+waits for the interpreter.
 
 Python runs one thread at a time, so queries take time from the processing. While
 records wait, queries get a share of the time; further ones wait in order. The time is
@@ -28,8 +28,8 @@ LOOK_S = 0.1
 
 
 class CpuBudget:
-    """The CPU time of one event loop, and of functions on other threads. `share` of a
-    core; None: no bound.
+    """The CPU time that one event loop, and functions on other threads, may take.
+    `share` of a core; None: no bound.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class CpuBudget:
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`busy`: whether the main work waits for the interpreter. `cpu`: the CPU time
-        of the loop's thread.
+        """Begin without any request.
+
+        `busy`: whether the main work waits for the interpreter. `cpu`: the CPU time of
+        the loop's thread.
         """
         self._share = share
         self._busy = busy
@@ -50,14 +52,14 @@ class CpuBudget:
         """CPU time of counted functions on other threads."""
         self._here = 0.0
         self._seen: float | None = None
-        """The clock of the loop's thread, when it was first read."""
+        """The CPU time of the loop's thread when it was last read."""
         self._guard = threading.Lock()
         self._left = BURST_S
         self._at: tuple[float, float] | None = None
         self._line = asyncio.Lock()
 
     async def turn(self) -> None:
-        """Return when the next request may be answered; requests wait in order. On the
+        """Wait until the next request may be answered; requests wait in order. On the
         loop's thread.
         """
         if self._share is None:
@@ -67,14 +69,16 @@ class CpuBudget:
                 await asyncio.sleep(min(wait_s, LOOK_S))
 
     def wait_s(self, share: float) -> float:
-        """Return how long until CPU time may be spent; 0: now. On the loop's thread."""
+        """Return the seconds until CPU time may be spent; 0: now. On the loop's thread."""
         cpu = self._cpu()
         self._here += 0.0 if self._seen is None else cpu - self._seen
         self._seen = cpu
         return self._wait_s(share)
 
     def wait_elsewhere_s(self) -> float:
-        """Return the same, on another thread."""
+        """Return the seconds until CPU time may be spent, at most `LOOK_S`; 0: now. On
+        any other thread.
+        """
         return 0.0 if self._share is None else min(LOOK_S, self._wait_s(self._share))
 
     def _wait_s(self, share: float) -> float:
@@ -92,7 +96,9 @@ class CpuBudget:
             return 0.0 if self._left > 0 else 0.001 - self._left / share
 
     def counted(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Return a function for another thread, whose CPU time counts."""
+        """Return a function that calls this one, and counts its CPU time. For threads
+        other than the loop's.
+        """
         if self._share is None:
             return function
 

@@ -1,8 +1,9 @@
 """Settings: Kafka's dotted names, checked before anything starts.
 
-They come from a file, the environment and the command line (`given`). Connection and
-security settings carry librdkafka's names and are given once, for all clients
-(`security`). Any value may refer to a file or an environment variable (`references`).
+They come from a file, the environment and the command line (`setting_sources`).
+Connection and security settings carry librdkafka's names and are given once, for all
+clients (`security`). Any value may refer to a file or an environment variable
+(`references`).
 
 Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's
@@ -46,14 +47,13 @@ log = logging.getLogger(__name__)
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
 MOST_TOKENS = 8
-"""The most tokens of a role. A request may show as many: instances show all of theirs.
-"""
+"""The most tokens of a role, and of a request: instances send all of theirs."""
 HANDLERS = ("fail", "continue", "dead-letter")
 
 
 def handler(value: Any) -> Any:
-    """Return a failure handler: one of `HANDLERS`, or the function that is given or
-    named `package.module:function`.
+    """Return a failure handler: one of `HANDLERS`, or a function, given as itself or as
+    `package.module:function`.
     """
     if value in HANDLERS:
         return value
@@ -64,7 +64,7 @@ def handler(value: Any) -> Any:
 
 
 def function(value: Any, expected: str = "a function, package.module:function") -> Any:
-    """Return the function that is given or named `package.module:function`."""
+    """Return a function that is given as itself or as `package.module:function`."""
     if callable(value):
         return value
     module, colon, name = str(value).partition(":")
@@ -80,8 +80,8 @@ def function(value: Any, expected: str = "a function, package.module:function") 
 
 
 def _extractor(value: Any) -> Any:
-    """Return `FAIL` or a timestamp extractor, which is given or named: by `BY_NAME`, or
-    `package.module:function`.
+    """Return `FAIL` or a timestamp extractor, which is given as itself, by its name in
+    `BY_NAME`, or as `package.module:function`.
     """
     if value is fail_on_invalid_timestamp:
         return FAIL
@@ -108,7 +108,7 @@ def _listen(value: Any) -> str:
 
 
 def _tokens(value: Any) -> tuple[str, ...]:
-    """Return bearer tokens (RFC 6750) that are separated by commas."""
+    """Return the bearer tokens (RFC 6750) of a text with commas between them."""
     tokens = tuple(Secret(token.strip()) for token in str(value).split(","))
     if len(tokens) > MOST_TOKENS:
         raise ValueError(f"at most {MOST_TOKENS} tokens, separated by commas")
@@ -120,8 +120,8 @@ def _tokens(value: Any) -> tuple[str, ...]:
 
 
 def _hosts(value: Any) -> tuple[str, ...]:
-    """Return names of hosts that are separated by commas: `*`, or `*.` in front of a
-    name.
+    """Return the host names of a text with commas between them: names, `*`, or `*.` in
+    front of a name.
     """
     names = tuple(name.strip().lower() for name in str(value).split(","))
     if not all(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", name) for name in names):
@@ -459,8 +459,8 @@ _PASSED_ON = (
     "topic.metadata.",
     "reconnect.",
 )
-"""Prefixes of settings passed on to librdkafka: of connections and of single clients.
-Security settings are, too.
+"""Prefixes of the settings of connections and of single clients, which are passed on to
+librdkafka. So are security settings.
 """
 
 
@@ -485,15 +485,15 @@ class Config:
 
     @property
     def extractor(self) -> Callable[..., Any] | None:
-        """The timestamp extractor of sources without one; None: Kafka's timestamps, and
-        negative ones fail.
+        """The timestamp extractor of sources that name none; None: they keep Kafka's
+        timestamps, and a negative one fails.
         """
         extractor = self.values["default.timestamp.extractor"]
         return extractor if callable(extractor) else None
 
     @property
     def commit_interval_s(self) -> float:
-        """Seconds between commits."""
+        """The seconds between commits."""
         return float(self.values["commit.interval.ms"]) / 1000
 
     @staticmethod
@@ -501,14 +501,14 @@ class Config:
         settings: Config | Mapping[str, Any],
         application_id: str | None = None,
     ) -> Config:
-        """Return the checked settings, with defaults for those that are missing;
-        `application_id` is the topology's.
+        """Return the checked settings, with defaults for those that are missing.
+        `application_id`: the topology's.
 
         Shape: dotted names, or tables that nest into them, as `tomllib` reads a file.
 
         Raises:
             ConfigError: an unknown name (the message suggests the nearest), an invalid
-            value, or two that contradict.
+                value, or two values that contradict each other.
         """
         if isinstance(settings, Config):
             _check_application(settings["application.id"], application_id)
@@ -586,19 +586,19 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def check_security(client: Mapping[str, Any]) -> None:
-    """Check that all clients can use the security settings; warn of insecure
+    """Check that all clients can use the security settings; log warnings of insecure
     combinations.
 
     Raises:
-        ConfigError: a value that cannot work, or one that is missing.
+        ConfigError: a value cannot work, or is missing.
     """
     for warning in Security.of(client).warnings:
         log.warning(warning)
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Check that both application ids are equal: the topology's is in the names of its
-    internal topics.
+    """Check that the application id of the settings is the topology's, which is in the
+    names of its internal topics.
     """
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""The processor cores that this process may use: those of the machine, of its affinity,
-or its share in a container.
+"""Counts the processor cores that this process may use: those of the machine, of its
+affinity, or its share in a container.
 
 Invariant: at least one; a file that cannot be read limits nothing.
 """
@@ -24,9 +24,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the number of cores that each control group may use in which the process
-    is.
-    """
+    """Yield the quota, in cores, of each control group that the process is in."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, path = line.split(":", 2)[1:]
         if controllers and "cpu" not in controllers.split(","):

@@ -1,5 +1,5 @@
-"""Checks for extras before anything connects, so that a missing one is one line instead
-of a traceback.
+"""Checks that optional packages are installed before anything connects, so that a
+missing one is one line instead of a traceback.
 """
 
 from importlib.util import find_spec
@@ -8,11 +8,12 @@ from coopstreams.topology.errors import ConfigError
 
 
 def need_http(user: str, otherwise: str = "") -> None:
-    """Return if the libraries of the extra are installed; `user` is the feature,
-    `otherwise` how to do without.
+    """Check that the packages of the extra `http` are installed.
+
+    `user`: the feature that needs them. `otherwise`: how to do without.
 
     Raises:
-        ConfigError: one is missing. Install the extra, or follow `otherwise`.
+        ConfigError: a package is missing. Install the extra, or follow `otherwise`.
     """
     missing = [
         name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None
@@ -24,10 +25,10 @@ def need_http(user: str, otherwise: str = "") -> None:
 
 
 def need_otel(user: str) -> None:
-    """Return if OpenTelemetry is installed; `user` is the feature.
+    """Check that OpenTelemetry is installed. `user`: the feature that needs it.
 
     Raises:
-        ConfigError: it is not. Install the extra.
+        ConfigError: it is not installed. Install the extra.
     """
     if find_spec("opentelemetry") is None:
         raise ConfigError(

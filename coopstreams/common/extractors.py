@@ -29,8 +29,8 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp.
 
     Raises:
-        ProcessingError: it is negative. `processing.exception.handler` decides what
-        happens then.
+        ProcessingError: the timestamp is negative. `processing.exception.handler`
+            decides what happens then.
     """
     if record.timestamp < 0:
         raise ProcessingError(
@@ -55,11 +55,11 @@ def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> in
 
 @keeps_valid
 def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
-    """Return Kafka's own timestamp; for a negative one, the largest of the partition so
+    """Return Kafka's own timestamp; if it is negative, the largest of the partition so
     far.
 
     Raises:
-        ProcessingError: it is negative, and no record before it had a timestamp.
+        ProcessingError: the timestamp is negative, and no record before it had one.
     """
     if record.timestamp >= 0:
         return record.timestamp
@@ -71,7 +71,7 @@ def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any])
 
 
 def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
-    """Return the current time.
+    """Return the current time, in milliseconds.
 
     Each process that reads a partition, or reads it again, sees another time: do not
     use it for windowed results that must be reproducible.
@@ -86,8 +86,8 @@ BY_NAME: Mapping[str, Function | str] = {
     "UsePartitionTimeOnInvalidTimestamp": use_partition_time_on_invalid_timestamp,
     "WallclockTimestampExtractor": wallclock_timestamp,
 }
-"""The extractors by their names in Kafka Streams. `FAIL` needs none: invalid timestamps
-fail without.
+"""The extractors by their names in Kafka Streams. `FAIL` stands for no extractor:
+invalid timestamps fail anyway.
 """
 
 

@@ -76,7 +76,7 @@ class Inbox(Protocol[T]):
 
 
 class Signal(Protocol):
-    """An event flag: `threading.Event`."""
+    """A flag that threads can wait for, as `threading.Event`."""
 
     def set(self) -> None:
         """Set the flag."""
@@ -94,7 +94,7 @@ class Signal(Protocol):
 
 
 class HostCondition(Protocol):
-    """A condition variable with its lock: `threading.Condition`."""
+    """A condition variable with its lock, as `threading.Condition`."""
 
     def __enter__(self) -> bool: ...
 
@@ -119,7 +119,7 @@ class HostCondition(Protocol):
 
 
 class HostThread(Protocol):
-    """A thread."""
+    """A thread of a host."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -133,7 +133,9 @@ class HostThread(Protocol):
 
 
 class Host(Protocol):
-    """A machine. Thread-safe."""
+    """A machine: its clocks, its threads, and the objects on which threads wait.
+    Thread-safe.
+    """
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
@@ -182,7 +184,7 @@ class Host(Protocol):
 
 
 class System:
-    """The operating system."""
+    """The `Host` of the operating system."""
 
     now = staticmethod(time.monotonic)
 
@@ -191,7 +193,7 @@ class System:
         return time.clock_gettime(_CLOCK)
 
     def wall_ms(self) -> int:
-        """Return the wall-clock time."""
+        """Return the wall-clock time in milliseconds since the epoch."""
         return int(time.time() * 1000)
 
     def sleep(self, seconds: float) -> None:
@@ -223,19 +225,19 @@ class System:
         return threading.Condition()
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the one loop of this process; the first question starts it."""
+        """Return the one event loop of this process; the first call starts it."""
         return _event_loop()
 
 
 class _EventLoop:
-    """An event loop that starts when it is needed. Thread-safe: a lock."""
+    """An event loop that the first call starts. Thread-safe: a lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self) -> asyncio.AbstractEventLoop:
-        """Return the loop."""
+        """Return the loop, on a thread of its own."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -254,7 +256,7 @@ SYSTEM: Host = System()
 
 
 class Timed(System):
-    """The operating system, with the time of a given clock, in milliseconds."""
+    """The operating system, except that its times are those of a given clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms

@@ -48,20 +48,23 @@ def listen() -> None:
 
 
 def listening() -> bool:
-    """Return whether signals are handled here, so that no other handler is needed."""
+    """Return whether this module handles signals, so that no other handler is needed."""
     return _listening.is_set()
 
 
 def drain_by(drain: Callable[[], bool]) -> None:
-    """Call this function, on another thread, when the process is asked to end.
+    """Register the function that drains the process when a signal asks it to end.
 
-    It must return at once, with whether there is anything to drain.
+    It is called on another thread, and must return at once whether there is anything to
+    drain.
     """
     _drains.append(drain)
 
 
 def end(why: str) -> None:
-    """Drain, or end at once if there is nothing to drain. Thread-safe."""
+    """Drain the process, or end it at once if there is nothing to drain. Thread-safe.
+    `why`: the signal, for the log.
+    """
     if _drains and _drains[-1]():
         log.info("%s: draining", why)
         return

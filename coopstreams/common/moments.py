@@ -1,4 +1,6 @@
-"""Times as people write them: ISO 8601 with a time zone, or milliseconds since 1970."""
+"""Parses times as people write them: ISO 8601 with a time zone, or milliseconds since
+1970.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ FORM = "a time as 2026-01-31T08:00Z, or in ms since 1970"
 
 
 def moment_ms(text: str) -> int:
-    """Return a time in milliseconds since the epoch.
+    """Return the time that a text means, in milliseconds since the epoch.
 
     Raises:
-        ValueError: it is none, or has no time zone; the message says what to write.
+        ValueError: the text is no time, has no time zone, or is before 1970; the
+            message says what to write.
     """
     if text.isascii() and text.isdecimal() and int(text[:20]) <= FOREVER_MS:
         return int(text)

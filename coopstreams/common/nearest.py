@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message, with the known name that is nearest to this one;
-    empty if none is near.
+    """Return the end of an error message that suggests the known name nearest to
+    `name`; empty if none is near.
     """
     near = get_close_matches(name, known, 1)
     return f'; did you mean "{near[0]}"?' if near else ""

@@ -1,5 +1,4 @@
-"""Settings of memory and open files of a process whose job is to run a topology, set
-once.
+"""Sets the memory and open-file limits of a process whose job is to run a topology.
 
 A store keeps hundreds of thousands of small objects alive. The garbage collector should
 not traverse them every few milliseconds, and the allocator should not return their
@@ -27,8 +26,8 @@ OPEN_FILES = 1 << 16
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files to `OPEN_FILES`, or to what the system allows. It
-    is never lowered.
+    """Raise this process's limit of open files to `OPEN_FILES`, or to what the system
+    allows. Never lower it.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)

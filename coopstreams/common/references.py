@@ -37,8 +37,8 @@ class Secret(str):
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of the setting of this name must not be shown; prefixes
-    of clients do not matter.
+    """Return whether the value of a setting must not be shown. A client's prefix in its
+    name makes no difference.
     """
     return _SECRET.search(re.sub(r"^(consumer|producer|admin)\.", "", name)) is not None
 
@@ -47,12 +47,12 @@ def resolved(
     settings: Mapping[str, Any],
     environment: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Return the settings with references replaced, and secrets as `Secret`. What is a
-    `Secret` already stays as it is.
+    """Return the settings with references replaced, and secrets as `Secret`. A value
+    that is a `Secret` already is not changed.
 
     Raises:
         ConfigError: the variable is not set, the file cannot be read, or there is no
-        such kind of reference.
+            such kind of reference.
     """
     return {name: resolve(settings, name, environment) for name in settings}
 
@@ -62,7 +62,12 @@ def resolve(
     name: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Any:
-    """Return one of the settings likewise."""
+    """Return the value of one setting, with references replaced, and a secret as
+    `Secret`.
+
+    Raises:
+        ConfigError: see `resolved`.
+    """
     value = settings[name]
     if not isinstance(value, str) or isinstance(value, Secret):
         return value
@@ -84,8 +89,10 @@ def _read(
     where: str,
     environment: Mapping[str, str],
 ) -> str:
-    """Return what a reference refers to; raise a ValueError that says why there is
-    nothing.
+    """Return the text that a reference refers to.
+
+    Raises:
+        ValueError: there is none; the message says why.
     """
     if kind == "env":
         if where not in environment:

@@ -116,7 +116,7 @@ _JAVA_LOGIN = {
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Checked settings on security.
+    """Checked security settings: how a process logs in and connects.
 
     Shape: `mechanism` is empty without SASL. `given` has librdkafka's names; references
     are resolved.
@@ -129,12 +129,12 @@ class Security:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Security:
-        """Return the security settings among these, which are in librdkafka's names.
-        The files of TLS are read now.
+        """Return the security settings among these settings, which have librdkafka's
+        names. The files of TLS are read now.
 
         Raises:
             ConfigError: a setting that not all clients have, a value that cannot work,
-                or one that is missing; with the cure.
+                or a missing setting; with the cure.
         """
         given = resolved(
             {name: value for name, value in settings.items() if is_security(name)}
@@ -169,7 +169,7 @@ class Security:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on settings that are allowed and insecure."""
+        """Sentences on settings that are allowed but insecure."""
         found = []
         if self.protocol == "SASL_PLAINTEXT" and self.mechanism in (
             "PLAIN",
@@ -212,8 +212,8 @@ class Security:
         return settings
 
     def kafka_python(self) -> dict[str, Any]:
-        """Return the arguments for kafka-python's client. `token_source`, which it does
-        not have, is for us to wrap.
+        """Return the arguments for kafka-python's client. `token_source` is no argument
+        of it: the caller wraps it.
         """
         arguments: dict[str, Any] = {"security_protocol": self.protocol}
         if self.tls:
@@ -257,7 +257,7 @@ class Security:
         return java
 
     def _check(self) -> None:
-        """Check that everything that the protocol and the mechanism need is there, and
+        """Check that everything that the protocol and the mechanism need is set, and
         can be read.
         """
         if self.mechanism in PASSWORDS:
@@ -289,8 +289,8 @@ class Security:
 
     @property
     def _token_source(self) -> Fetch | None:
-        """Returns a token with its end, as librdkafka's `oauth_cb`; None: this
-        mechanism needs none.
+        """The function that returns a token with its end, as librdkafka's `oauth_cb`;
+        None: this mechanism needs no token.
         """
         if self.mechanism == MSK_IAM:
             return msk_iam(self.servers)
@@ -370,8 +370,8 @@ class Security:
 
 
 def is_security(name: str) -> bool:
-    """Return whether a setting is on security; that of a single client counts as well,
-    and is refused.
+    """Return whether a setting is on security. So is one with the prefix of a single
+    client, which `Security.of` refuses.
     """
     for client in _CLIENTS:
         name = name.removeprefix(client)
@@ -470,7 +470,9 @@ def _context(given: Mapping[str, Any], *, verifies: bool) -> ssl.SSLContext:
 
 
 def _load_authorities(context: ssl.SSLContext, location: str) -> None:
-    """Load a file of certificates, or a folder made by `c_rehash`."""
+    """Load trusted authorities from a file of certificates, or from a folder made by
+    `c_rehash`.
+    """
     if Path(location).is_dir():
         context.load_verify_locations(capath=location)
     else:

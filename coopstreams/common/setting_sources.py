@@ -1,5 +1,5 @@
-"""Settings as they are given: in a TOML file, then in the environment
-(`COOPSTREAMS_COMMIT_INTERVAL_MS`), then on the command line; the later one wins.
+"""Reads settings from a TOML file, then the environment
+(`COOPSTREAMS_COMMIT_INTERVAL_MS`), then the command line. A later source wins.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _RESERVED = frozenset({"COOPSTREAMS_CACHE", "COOPSTREAMS_NATIVE"})
 
 
 class Given(dict[str, Any]):
-    """Settings with the origin of each, which an error must name: many come from an
-    environment that nobody typed.
+    """Settings with the origin of each. An error names it, because many settings come
+    from an environment that nobody typed.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,15 @@ class Given(dict[str, Any]):
         self.origins: dict[str, str] = {}
 
     def take(self, settings: Iterable[tuple[str, Any, str]]) -> None:
-        """Add settings: name, value and origin."""
+        """Add settings, each with name, value and origin."""
         for name, value, where in settings:
             self[name] = value
             self.origins[name] = where
 
 
 def origin(settings: Mapping[str, Any], name: str) -> str:
-    """Return where a setting comes from, in words that follow it in a message; empty if
-    it is not known.
+    """Return the words by which a message says where a setting comes from; empty if it
+    is not known.
     """
     where = settings.origins.get(name) if isinstance(settings, Given) else None
     return "" if where is None else f" (from {where})"
@@ -44,8 +44,8 @@ def settings_of(
     environment: Mapping[str, str],
     flags: Mapping[str, Any],
 ) -> Given:
-    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags;
-    the later one wins.
+    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags.
+    A later source wins.
 
     Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is
     `commit.interval.ms`.
@@ -76,8 +76,8 @@ def settings_of(
 
 
 def flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings by dotted names: tables that nest, as of a TOML file that was
-    read, become one.
+    """Return settings by dotted names. Nested tables, as of a TOML file, become part of
+    the names.
 
     Invariant: `settings_of` and the API read a file's settings alike.
     """

@@ -1,5 +1,5 @@
-"""Parsers of the values of settings. One raises ValueError with a description of the
-values that are valid.
+"""Parsers of the values of settings. A parser raises ValueError with a description of
+the valid values.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ _REACHABLE = re.compile(
 
 
 def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
-    """Return the parser of a whole number. A parser raises ValueError with a
-    description of the valid values.
-    """
+    """Return a parser of whole numbers from `low` to `high`, both inclusive."""
 
     def read(value: Any) -> int:
         try:
@@ -40,7 +38,7 @@ def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
 
 
 def one_of(*words: str) -> Callable[[Any], str]:
-    """Return the parser of one of these words."""
+    """Return a parser that takes one of these words."""
 
     def read(value: Any) -> str:
         if value not in words:
@@ -51,14 +49,14 @@ def one_of(*words: str) -> Callable[[Any], str]:
 
 
 def positive_fraction(value: Any) -> float:
-    """Return a number above 0, up to 1."""
+    """Return the value as a number above 0, up to 1."""
     if not (number := fraction(value)):
         raise ValueError("a number above 0, up to 1")
     return number
 
 
 def fraction(value: Any) -> float:
-    """Return a number from 0 to 1."""
+    """Return the value as a number from 0 to 1."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -69,22 +67,22 @@ def fraction(value: Any) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """Return the boolean of `true` or `false`."""
+    """Return the boolean that `true` or `false` means."""
     if str(value).lower() not in ("true", "false"):
         raise ValueError("true or false")
     return str(value).lower() == "true"
 
 
 def text(value: Any) -> str:
-    """Return a text, which must not be empty."""
+    """Return the value if it is a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a text that is not empty")
     return value
 
 
 def ascii_text(value: Any) -> str:
-    """Return a text of printable ASCII: librdkafka takes no other as an id of a group
-    or of a member.
+    """Return the value if it is printable ASCII: librdkafka takes no other id of a
+    group or member.
     """
     if not (text(value).isascii() and value.isprintable()):
         raise ValueError("a text of printable ASCII")
@@ -92,8 +90,8 @@ def ascii_text(value: Any) -> str:
 
 
 def servers(value: Any) -> str:
-    """Return the addresses of brokers; librdkafka's own reading takes the port of
-    `kafka:port` for 0.
+    """Return the value if it is a list of broker addresses. librdkafka itself would
+    take the port of `kafka:port` for 0.
     """
     named = [server.strip() for server in text(value).split(",")]
     if not all(_address(_SERVER, server) for server in named):
@@ -102,7 +100,7 @@ def servers(value: Any) -> str:
 
 
 def reachable(value: Any) -> str:
-    """Return an address under which others reach a server: HOST:PORT or a URL."""
+    """Return the value if it is an address of a server for others: HOST:PORT or a URL."""
     if not _address(_REACHABLE, text(value)):
         raise ValueError("HOST:PORT, or http(s)://HOST:PORT with or without a path")
     return str(value)

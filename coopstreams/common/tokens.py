@@ -53,11 +53,13 @@ class TokenError(CoopStreamsError):
 
 
 def callback(given: Any, config: str) -> Fetch:
-    """Return the user's function, given as itself or as `"module:function"`; it is
-    called with this `config`.
+    """Return a function that gets tokens from the user's function.
+
+    `given`: the user's function, as itself or as `"module:function"`. `config`: its
+    argument.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: the function cannot be imported, or is none.
     """
     function = given
     if isinstance(given, str):
@@ -170,8 +172,8 @@ def msk_iam(servers: str) -> Fetch:
 
 
 class Tokens:
-    """The current token from one source, renewed by a thread of its own from the first
-    question until `close`. Thread-safe: a lock, and one reference that is replaced.
+    """The current token from one source. A thread of its own renews it, from the first
+    `current` until `close`. Thread-safe: a lock, and one reference that is replaced.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -185,10 +187,10 @@ class Tokens:
         self._lock = threading.Lock()
 
     def current(self) -> Token:
-        """Return the token; wait for the first one.
+        """Return the current token; wait for the first one.
 
         Raises:
-            TokenError: there is none that is still valid.
+            TokenError: there is no token that is still valid.
         """
         with self._lock:
             if not self._begun:  # a connection that is never made asks for no token
@@ -227,7 +229,9 @@ class Tokens:
 
 
 def _end_of(token: str, expires_in: Any) -> float:
-    """Return the end of a token, by its own claim, or else by the provider's answer."""
+    """Return the end of a token (seconds since 1970), from its own claim, or else from
+    the provider's answer.
+    """
     try:
         claims = token.split(".")[1]
         return float(

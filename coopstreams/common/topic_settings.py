@@ -1,4 +1,4 @@
-"""Settings of topics: what they do, and the command that sets one."""
+"""Reads settings of topics, and makes the command that changes one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def policies(settings: Mapping[str, str]) -> set[str]:
-    """Return the words of `cleanup.policy`; none if it is not known."""
+    """Return the words of `cleanup.policy`; an empty set if it is not known."""
     words = settings.get("cleanup.policy", "").split(",")
     return {word.strip() for word in words} - {""}
 
@@ -24,8 +24,8 @@ def setting_command(
     setting: str,
     value: str,
 ) -> str:
-    """Return the command that gives a setting of a topic this value. Square brackets
-    let it have a comma.
+    """Return the shell command that sets a setting of a topic. A value with a comma is
+    in square brackets.
     """
     bracketed = f"[{value}]" if "," in value else value
     return (

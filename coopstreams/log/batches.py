@@ -1,14 +1,13 @@
-"""Batches from a partition's records: timestamps extracted, stream times computed, keys
-hashed, records split by range.
+"""Makes batches of a partition's records: extracts timestamps, computes stream times,
+hashes keys, splits records by key range.
 
-Both readers call `make_batches` with all records that they looked at, in offset order,
+All readers call `make_batches` with all records that they have read, in offset order,
 so the rules cannot differ between logs.
 
 Invariant: a record is in exactly one slot, or in none if its hash is outside all
 ranges; every slot gets a batch, so that its position moves. Time marks are in no slot.
-Turned down: hashing and cutting record by record (three times as slow as a
-comprehension of hashes and lists of
-indexes: measured).
+Turned down: hashing and splitting record by record (three times as slow as a
+comprehension of hashes and lists of indexes: measured).
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
 
 class Router(Protocol):
-    """Cuts batches in place of `Routes`: the same result for keys that are bytes or
-    None.
+    """A native replacement of `Routes.split`, with the same result for keys that are
+    bytes or None.
     """
 
     def split(self, keys: Sequence[bytes | None], offsets: Int64s) -> list[list[int]]:
@@ -60,13 +59,13 @@ class Router(Protocol):
 
 
 MakeRouter: TypeAlias = Callable[[list[int], list[int], int, int], Router]
-"""Makes a router from the hashes at which the slot changes, the slots, their number
-(see `_bounds`), the suffix.
+"""Makes a router from the hashes at which the slot changes, the slots, the number of
+slots (see `_bounds`), and the suffix.
 """
 
 
 class Routes:
-    """The key ranges of one partition, each a slot for its records.
+    """The key ranges of one partition: decides which record goes to which slot.
 
     Shape: slot = index in `ranges`.
     """
@@ -102,15 +101,16 @@ class Routes:
         clock: Clock | None = None,
         router: MakeRouter | None = None,
     ) -> None:
-        """Cut the hash space. `time_marks`: whether they advance time. `keep_marks`:
-        whether they are records as others. `router`: cuts batches; None: pure Python.
+        """Divide the hash space into slots.
 
-        `suffix`: the number of bytes at the end of each key that are not hashed.
-        `advances`: whether batches say where stream time advanced. `clock`: that of a
-        timed topic, which is all of its operator times.
+        `time_marks`: whether time marks advance time. `keep_marks`: whether they are
+        treated as records. `suffix`: the number of bytes at the end of each key that
+        are not hashed. `advances`: whether batches say where stream time advanced.
+        `clock`: the clock of a timed topic, which replaces all operator times.
+        `router`: makes a native router; None: pure Python.
 
         Raises:
-            ValueError: no ranges at all, or two that overlap.
+            ValueError: there are no ranges, or two overlap.
         """
         if not ranges:
             raise ValueError(
@@ -123,8 +123,8 @@ class Routes:
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.advances = advances and (time_marks or not self.whole)
         self.now: list[int] = []
-        """The operator times, counted since the routes were made: a task takes the
-        later of this and its own.
+        """The operator times after the records seen since the routes were made. A task
+        takes the later of this and its own.
         """
         self._operator_times = operator_times
         self._ranges = list(ranges)
@@ -154,8 +154,8 @@ class Routes:
 
     @property
     def first_router(self) -> Router | None:
-        """Makes a router that may cut records before anything else sees them; None: no
-        such cut is possible.
+        """The router that may split records before anything else sees them; None if
+        something needs all records first.
         """
         all_seen = (
             self.keep_marks
@@ -171,8 +171,8 @@ class Routes:
         return [columns.pick(part) for part in self._indexes(columns)]
 
     def tell_time(self, columns: Columns) -> None:
-        """Set the columns of operator times on records of the partition. Call it in the
-        order of the records.
+        """Set the operator times of records, and advance the partition's operator
+        times. Call it in the order of the records.
         """
         if self._operator_times is None:
             return
@@ -187,7 +187,9 @@ class Routes:
         self.now = [after for _, after in both]
 
     def tell_clock(self, columns: Columns) -> None:
-        """Set the columns of operator times on records between two marks."""
+        """Set the operator times of records between two marks of a timed topic: all are
+        its clock.
+        """
         assert self._operator_times is not None
         assert self.clock is not None
         count = len(self._operator_times(NO_RECORDS))
@@ -240,9 +242,9 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those outside of all ranges;
-    without stream times, or with stream times computed as from the log's beginning.
-    `before` is the stream time before them.
+    Shape: `columns` has all records that were read, including those outside of all
+    ranges. Its stream times are empty, or computed as if nothing had been read before.
+    `before` is the stream time before the records.
     """
     steps: list[tuple[int, int]] | None = (
         [] if routes is not None and routes.advances else None
@@ -294,7 +296,7 @@ def _without_marks(
 ) -> tuple[Columns, int]:
     """Return the records without the time marks, and the stream time after both.
 
-    `steps`: see `_tell_time`. `marks`: their indices and times.
+    `steps`: see `_tell_time`. `marks`: index and time of each mark.
     """
     # The stream times of a native reader count the timestamps of the marks, too.
     columns = replace(columns, stream_times=())
@@ -350,11 +352,11 @@ def _tell_time(
     before: int,
     steps: list[tuple[int, int]] | None,
 ) -> int:
-    """Set timestamps, stream times and operator times; return the stream time after
-    these records.
+    """Set timestamps, stream times and operator times of records; return the stream
+    time after them.
 
-    `steps`: takes the offsets at which it advanced, and to which time; None: nobody
-    asks.
+    `steps`: a list that takes (offset, new time) of each advance of stream time; None:
+    not needed.
     """
     if not len(columns):
         return before
@@ -379,11 +381,11 @@ def slot_batches(
     slots: list[Columns],
     before: int,
 ) -> list[RecordBatch]:
-    """Return one batch like this one for each slot of a partition, whose records were
-    cut when they were read.
+    """Return a copy of the batch for each slot, with the records of the slot. They were
+    split when they were read.
 
-    Shape: `before` is the stream time before all records of the partition; they have
-    theirs as if nothing had been read before.
+    Shape: `before` is the stream time before all records of the partition. The records
+    have stream times as if nothing had been read before; they are raised to `before`.
     """
     for columns in slots:
         if len(columns):
@@ -425,8 +427,8 @@ def stream_times(timestamps: Int64s, before: int) -> Int64s:
 
 
 def _stream_times(columns: Columns, before: int) -> Int64s:
-    """Return the stream times of records, which may have theirs as if nothing had been
-    read before.
+    """Return the stream times of records that follow the stream time `before`. The
+    columns may have stream times as if nothing had been read before.
     """
     times = columns.stream_times
     if not len(times):
@@ -435,10 +437,10 @@ def _stream_times(columns: Columns, before: int) -> Int64s:
 
 
 def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
-    """Return where the slot changes, and the slot before the first bound and from each
-    bound on.
+    """Return the hashes at which the slot changes, and the slots: the one before the
+    first of these hashes, then the one from each of them on.
 
-    `len(ranges)` stands for no slot.
+    The number `len(ranges)` means no slot.
     """
     nobody = len(ranges)
     bounds = [0]

@@ -1,19 +1,18 @@
 """Time marks of timed topics, and the clock of their reader (`timed_topics`).
 
-    key None | value None | header `__coopstreams.time`: partition, first and last key
-    group, time
+    key None | value None | header `__coopstreams.time`: partition, first and last key group, time
 
-A task that writes to a timed topic appends a mark to each of its partitions: what it
-writes behind the mark is born at that time or later. It says for which key groups of
-which of its source partitions it speaks. The clock is the least time over all key groups
-of all source partitions of the writers. So no record behind a mark is born before the
-clock, and what the clock has passed is complete.
+A task that writes to a timed topic appends a mark to each of its partitions: all
+records that it writes behind the mark have a birth of at least that time. The mark
+names the source partition and the key groups of the task. The clock is the least time
+over all key groups of all source partitions of the writers. So no record behind a mark
+is born before the clock, and windows that the clock has passed are complete.
 
-Invariant: the clock counts only what was heard in front of a record. A reader that goes
-back forgets the marks, because they promise nothing for what lies before them, and waits
-until each key group has been heard again: writers repeat their marks. It then closes
-windows later than it could have, never differently. Turned down: the newest mark (order
-of arrival would decide what is late), and marks in the reader's commits (100 partitions
+Invariant: the clock counts only marks in front of a record. A reader that goes back
+forgets the marks, because they promise nothing about earlier records. It waits until it
+has a mark of each key group: writers repeat their marks. It then closes windows later
+than it could have, but with the same results. Turned down: the newest mark (order of
+arrival would decide what is late), and marks in the reader's commits (100 partitions
 would be 100 kB each time).
 """
 
@@ -31,8 +30,10 @@ _MARK = Struct(">IHHq")
 
 
 class Mark(NamedTuple):
-    """A lower bound of the births of all that a task will still write. Units: `time` in
-    milliseconds.
+    """A time mark of a task: no record that it writes later is born before `time`.
+
+    Shape: the task's source partition and key groups, both ends inclusive. Units:
+    `time` in milliseconds.
     """
 
     partition: int
@@ -47,17 +48,17 @@ class Mark(NamedTuple):
         key_range: KeyRange,
         time: int,
     ) -> Mark:
-        """Return the mark of a task."""
+        """Return the mark of a task: its source partition, key range and time."""
         return cls(partition, *key_range.groups, time)
 
     @property
     def headers(self) -> Headers:
-        """The headers of the record."""
+        """The headers of the record that is this mark."""
         return [(HEADER, _MARK.pack(*self))]
 
 
 def clock_marks_in(columns: Columns) -> list[tuple[int, Mark]]:
-    """Return the index of each mark among these records, and the mark."""
+    """Return the marks among these records, each with its index."""
     if columns.headers is None:
         return []
     return [
@@ -73,8 +74,8 @@ def clock_marks_in(columns: Columns) -> list[tuple[int, Mark]]:
 
 
 class Awaited(NamedTuple):
-    """Key groups of a source partition that have told no later time. Shape: both ends
-    inclusive. Units: `time` in milliseconds, -1 if none was told.
+    """The key groups for which a clock waits: their marks have the least time. Shape:
+    both ends inclusive. Units: `time` in milliseconds, -1 if there was no mark yet.
     """
 
     partition: int
@@ -83,18 +84,23 @@ class Awaited(NamedTuple):
 
 
 class Clock:
-    """The time of a partition of a timed topic, as its marks tell it."""
+    """The clock of a partition of a timed topic: the least time of its writers' marks."""
 
     def __init__(self, writers: int) -> None:
-        """Hear this many source partitions of the writers."""
+        """Begin without any mark.
+
+        `writers`: the number of source partitions of the topic's writers.
+        """
         self.writers = writers
         self.now = UNHEARD
         self._times = [[UNHEARD] * GROUPS for _ in range(writers)]
         self._least = [UNHEARD] * writers
-        """The least time of each row."""
+        """The least time of each source partition."""
 
     def hear(self, mark: Mark) -> None:
-        """Take in a mark. One of a partition that is not known yet counts once it is."""
+        """Apply a mark, which may advance the clock. A mark of a source partition that
+        is not known yet is ignored: its task repeats it.
+        """
         if mark.partition >= self.writers:
             return
         row = self._times[mark.partition]
@@ -105,15 +111,15 @@ class Clock:
         self.now = max(self.now, min(self._least))
 
     def forget(self) -> None:
-        """Forget all marks: the reader goes back behind them."""
+        """Forget all marks, because the reader goes back behind them."""
         self._times = [[UNHEARD] * GROUPS for _ in range(self.writers)]
         self._least = [UNHEARD] * self.writers
         self.now = UNHEARD
 
     @property
     def waits_for(self) -> Awaited | None:
-        """The first of the key groups for which the clock waits, and those behind it
-        that have told the same; None: there is no writer.
+        """The first of the key groups for which the clock waits, and the groups behind
+        it with the same time; None: there is no writer.
         """
         if not self._least:
             return None
@@ -133,9 +139,11 @@ class Clocks:
         self._of: dict[TopicPartition, Clock] = {}
 
     def of(self, partition: TopicPartition, writers: int | None) -> Clock | None:
-        """Return the clock of a partition; None: its topic is not timed.
+        """Return the clock of a partition, and make it if needed; None: its topic is
+        not timed.
 
-        `writers`: how many source partitions its writers have.
+        `writers`: the number of source partitions of the topic's writers; None: not
+        timed.
         """
         if writers is None:
             return None
@@ -149,7 +157,7 @@ class Clocks:
         return self._of.get(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Forget the marks of a partition: the reader goes back behind them."""
+        """Forget the marks of a partition, because the reader goes back behind them."""
         if (clock := self._of.get(partition)) is not None:
             clock.forget()
 

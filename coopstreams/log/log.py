@@ -1,10 +1,10 @@
 """The narrow interface to a partitioned log: readers, writers, and administration.
 
 Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`. One contract suite
-(`tests/log/`) checks both against this page, and also the simulated cluster of the
+(`tests/log/`) checks both against this interface, and the simulated cluster of the
 tests, a `MemoryLog` with faults (`tests/simulation/kafka/`). The interface uses
 columns, in batches of one (partition, slot), and has no callback per record: so a
-native reader and writer can come later without a change above.
+reader or writer may be native without a change above.
 
 Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself
 is thread-safe.
@@ -36,8 +36,8 @@ from coopstreams.topology.errors import FencedError
 from coopstreams.topology.keys import KeyRange
 
 Check: TypeAlias = Callable[[str], None]
-"""Called with the name of a topic, right before each attempt of a request that no
-broker fences.
+"""A function that is called with the name of a topic, right before each attempt of a
+request that no broker fences.
 
 It raises if the request must not be made any more: see `precondition`.
 """
@@ -54,9 +54,9 @@ A broker learns late of a new topic, and of all topics when it has just started.
 class RecordBatch:
     """The records of one fetch for one (partition, slot).
 
-    Shape: `next_offset` is the first offset this reader has not looked at: past
-    dropped, compacted and control records. `columns` may be empty: everything was
-    dropped or control records, and the position still moved.
+    Shape: `next_offset` is the first offset that the reader has not read: it is past
+    dropped, compacted and control records. `columns` is empty if all records were
+    dropped or control records; the position still moved.
     """
 
     partition: TopicPartition
@@ -68,23 +68,23 @@ class RecordBatch:
     ever read. Units: ms.
     """
     at_end: bool
-    """The reader had reached the end of the log (read_committed: the last stable
-    offset) when this was made.
+    """Whether the reader had reached the end of the log (read_committed: the last
+    stable offset) when this batch was made.
     """
     operator_times: Sequence[int] = ()
-    """The operator times of the partition after this batch; see `route`."""
+    """The operator times of the partition after this batch; see `Reader.route`."""
     busy: bool = False
-    """Whether the fetch had a record, other than a time mark, of the partition: of any
-    key range.
+    """Whether the fetch returned a record of the partition, of any key range, that is
+    not a time mark.
     """
     advances: tuple[Advances, ...] = ()
     """The moments at which the partition's stream time advanced within this batch; see
-    `route`.
+    `Reader.route`.
     """
 
     def behind(self, before: RecordBatch) -> RecordBatch:
-        """Return one batch for this one and the one before it, if neither has records:
-        the latest position.
+        """Return one batch in place of this batch and the previous one, `before`, if
+        neither has records. It has this batch's position.
         """
         operator_times = self.operator_times or before.operator_times
         return replace(
@@ -94,8 +94,8 @@ class RecordBatch:
         )
 
     def reached(self, offset: int, times: Sequence[int]) -> RecordBatch:
-        """Return this batch with operator times that hold from an offset on, at most
-        `next_offset`.
+        """Return this batch with operator times of at least `times` from an offset on.
+        The offset is at most `next_offset`.
         """
         columns = self.columns
         begin = bisect_left(columns.offsets, offset)
@@ -142,14 +142,16 @@ class Position:
 
 
 class Reader(Protocol):
-    """Reads the partitions it is assigned; never a member of the group. One thread."""
+    """A reader of the partitions that it is assigned. It is never a member of the
+    group. One thread.
+    """
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read exactly these partitions. One that is being read goes on if its position
-        matches, else seeks there.
+        """Read exactly these partitions. A partition that is read already goes on if
+        its position is the same; otherwise it seeks to the new one.
 
-        A partition that stays keeps its routes and its hold, also when it seeks; one
-        that leaves loses them.
+        A partition that stays keeps its routes and its hold, even if it seeks. A
+        removed partition loses them.
 
         Raises:
             UnknownTopicError: the cluster has no such partition; nothing is changed.
@@ -171,19 +173,21 @@ class Reader(Protocol):
         """Give each record to the slot (index) of the range with its key hash; drop
         records outside of all ranges.
 
-        Takes effect from the next fetch. Without routes a partition has the one slot 0,
-        and nothing is hashed. A record without a key has the hash of its offset. May be
-        called before the partition is assigned. `timestamps` replaces the timestamps of
-        ALL records, before any is dropped and before stream times are computed from
-        them. `operator_times` is called with ALL records, too: the columns of a slot
-        have the operator times before each of its records. Time marks are dropped; with
-        `time_marks` they advance stream time and all operator times, and with
-        `keep_marks` they are returned as any other record (without routes they are
-        dropped, too). The last `suffix` bytes of each key are not hashed: those of a
-        changelog that a store adds to the plain key. `advances`: batches say at which
-        records or time marks, of any key range, stream time advanced. `writers`: of a
-        timed topic, the number of its writers' source partitions (`clocks`): records
-        have births, and all operator times are the clock.
+        It takes effect with the next fetch, and may be called before the partition is
+        assigned. A partition without routes has the one slot 0, and nothing is hashed.
+        A record without a key has the hash of its offset.
+
+        `timestamps` replaces the timestamps of ALL records, before any is dropped and
+        before stream times are computed. `operator_times` is called with ALL records:
+        the columns of a slot have the operator times before each of its records.
+        `time_marks`: whether time marks advance stream time and all operator times.
+        They are dropped in any case, unless `keep_marks` returns them as records
+        (without routes they are always dropped). `suffix`: the number of bytes at the
+        end of each key that are not hashed, because the store of a changelog has added
+        them to the plain key. `advances`: whether batches say at which records or time
+        marks, of any key range, stream time advanced. `writers`: of a timed topic, the
+        number of its writers' source partitions (`clocks`): records then have births,
+        and all operator times are the clock.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
@@ -191,29 +195,30 @@ class Reader(Protocol):
         to fill up.
 
         With routes, each slot of a fetched partition gets a batch, empty or not, so
-        that every position moves. When the end of a partition is reached, a batch with
-        `at_end` says so, once per end.
+        that every position moves. When the end of a partition is reached, a batch has
+        `at_end`, once for each end.
 
         Shape: a record without a timestamp has -1. `max_records` bounds the records
         returned; no record is ever returned twice or left out.
 
         Raises:
-            OffsetOutOfRangeError: the position of a partition is gone; names partition
-                and offset. Until it is assigned elsewhere.
+            OffsetOutOfRangeError: the log no longer has the position of a partition;
+                the message names both. Raised until the partition gets another
+                position.
             UnknownTopicError: a topic was deleted while it was read.
-            LogError: any other error that does not heal by itself. An unreachable
-                broker heals: then the result is empty.
+            LogError: any other error that retrying does not cure. If the brokers are
+                unreachable, the result is empty.
         """
         ...
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or else of the next one. Thread-safe;
+        """End the wait of the running fetch, or else of the next one. Thread-safe;
         signal handlers may call it.
         """
 
     def clock(self, partition: TopicPartition) -> Clock | None:
-        """Return the clock of a partition as far as it was fetched; None: its topic is
-        not timed. On the reader's thread only.
+        """Return the clock of a timed topic's partition, as of the last fetch; None if
+        the topic is not timed. On the reader's thread only.
         """
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
@@ -222,7 +227,7 @@ class Reader(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Close the reader and its connections. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +247,10 @@ class GroupFence:
         """Check that sending these offsets makes the coordinator verify this identity.
 
         Raises:
-            ValueError: no offsets, or one below 0: nothing would be sent, and a stale
-            member would commit unseen.
-            FencedError: the identity of no member (-1, ""), which no coordinator
-            refuses.
+            ValueError: there are no offsets, or one is below 0. Nothing would be sent,
+                and a stale member would commit unseen.
+            FencedError: this process is no member (-1, ""); no coordinator refuses that
+                identity.
         """
         if not offsets or any(offset < 0 for offset, _ in offsets.values()):
             raise ValueError(
@@ -259,7 +264,7 @@ class GroupFence:
 
 
 class Writer(Protocol):
-    """Writes records, in transactions if it was made with a transactional id. One
+    """A writer of records, in transactions if it was made with a transactional id. One
     thread.
     """
 
@@ -277,14 +282,14 @@ class Writer(Protocol):
 
         A transactional writer needs an open transaction.
 
-        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a
-        null key; an int = all to that one; a column: one each, with
-        `outputs.ANY_PARTITION` as None. Timestamps are kept, but for 0 on Kafka: its
-        client would take that for "now", so it is written as 1.
+        Shape: `partitions` is None (murmur2 of the key, as in Java; any partition for a
+        null key), an int (that partition for all), or a column (one partition for each
+        record, where `outputs.ANY_PARTITION` means the same as None). Timestamps are
+        kept. Only 0 becomes 1 on Kafka, whose client takes 0 for "now".
 
         Raises:
             DeliveryError: a record was refused at once (too large, unknown partition);
-            names topic and reason.
+                the message names topic and reason.
             FencedError: another writer took over the transactional id.
         """
 
@@ -300,8 +305,8 @@ class Writer(Protocol):
         """
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return an offset above all flushed records of this writer in that partition:
-        the changelog checkpoint.
+        """Return an offset above all flushed records of this writer in a partition: the
+        checkpoint in a changelog.
 
         Only for records appended with `partitions` an int, as changelogs are.
         """
@@ -315,8 +320,8 @@ class Writer(Protocol):
         offsets: Mapping[TopicPartition, tuple[int, str]],
         fence: GroupFence,
     ) -> None:
-        """Add group offsets (offset, metadata) to the transaction; the coordinator
-        checks the fence now. Never empty.
+        """Add group offsets (offset, metadata), at least one, to the transaction; the
+        coordinator checks the fence now.
 
         Raises:
             FencedError: the generation or member is stale: abort.
@@ -327,8 +332,9 @@ class Writer(Protocol):
         once its markers are written.
 
         Raises:
-            FencedError | DeliveryError | LogError: it may or may not have counted:
-            `abort`, forget, and read the log.
+            FencedError | DeliveryError | LogError: it is unknown whether the
+                transaction was committed: call `abort`, drop the uncommitted state, and
+                read the log.
         """
 
     def abort(self) -> None:
@@ -336,18 +342,18 @@ class Writer(Protocol):
         usable again in any case.
 
         Raises:
-            LogError: retryable: the log is unreachable, and whether the transaction
-            ended is not known; call it again.
+            LogError: retryable: the log is unreachable, so it is unknown whether the
+                transaction has ended; call `abort` again.
         """
 
     def close(self) -> None:
-        """Flush records outside of a transaction, abort an open transaction, release
-        everything. Idempotent.
+        """Flush records outside of a transaction, abort an open transaction, and close
+        the connections. Idempotent.
         """
 
 
 BROKERS_TIME = {"message.timestamp.type": "LogAppendTime"}
-"""The setting of a topic whose records have no time of their own.
+"""The setting of a topic whose records get their timestamps from the broker.
 
 By default a broker refuses records that are dated more than an hour ahead: a process
 whose clock is wrong could commit nothing.
@@ -367,11 +373,11 @@ class TopicSpec:
 
 
 class Log(Protocol):
-    """A cluster. Thread-safe."""
+    """A partitioned log: a Kafka cluster, or one in memory. Thread-safe."""
 
     timeout_s: float
-    """How long brokers may be unreachable before a request fails; a writer keeps that
-    of its beginning.
+    """How long brokers may be unreachable before a request fails. A writer keeps the
+    value that holds when it is made.
     """
 
     def reader(self, *, committed_only: bool = True) -> Reader:
@@ -385,11 +391,11 @@ class Log(Protocol):
         transactional_id: str | None = None,
         written: Callable[[], Collection[str]] | None = None,
     ) -> Writer:
-        """Return an idempotent writer, or, with an id, a transactional one: the open
+        """Return an idempotent writer, or, with an id, a transactional one. The open
         transaction of that id ends first.
 
-        `written`: the topics that transactions under this id may have written to; None:
-        any.
+        `written`: returns the topics that transactions of this id may have written to;
+        None: any topic.
         """
         ...
 
@@ -397,14 +403,16 @@ class Log(Protocol):
         """End hanging transactions of unused transactional ids in these topics
         (`group.missing_markers`).
 
+        `dead`: whether a transactional id is unused. `written`: the topics.
+
         Raises:
-            LogError: retryable: not all brokers answered in time. Not retryable: this
-            principal may not; has the cure.
+            LogError: retryable: not all brokers answered in time. Not retryable: the
+                brokers do not allow it; the message has the cure.
         """
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that
-        exist.
+        """Return the partition count of each of these topics (None: of all topics) that
+        exists.
         """
         ...
 
@@ -413,18 +421,19 @@ class Log(Protocol):
         specs: Sequence[TopicSpec],
         check: Check | None = None,
     ) -> None:
-        """Create the topics that do not exist yet; one that exists is left as it is.
+        """Create the topics that do not exist yet; leave existing ones unchanged.
 
         Raises:
-            LogError: refused (policy, authorisation, replication); names topic and
-            cause. Or see `check`.
+            LogError: the brokers refuse (policy, authorisation, replication); the
+                message names topic and cause. Or `check` raised it.
         """
 
     def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
-        """Delete these topics; one that does not exist is fine.
+        """Delete these topics; ignore missing ones.
 
         Raises:
-            LogError: refused, or no answer in time. Or see `check`.
+            LogError: the brokers refuse, or do not answer in time. Or `check` raised
+                it.
         """
 
     def topic_config(self, topic: str) -> dict[str, str]:
@@ -432,17 +441,17 @@ class Log(Protocol):
         ...
 
     def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the configuration of each of these topics, in one request: as
-        `topic_config`.
+        """Return the configuration of each of these topics, in Kafka's names, by one
+        request.
         """
         ...
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic, which differs after it is recreated; empty:
-        brokers with a format before 2.8.
+        """Return the id of the topic, which differs after it is recreated. Empty if the
+        cluster's format is older than 2.8.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: there is no topic of that name.
         """
         ...
 
@@ -452,7 +461,7 @@ class Log(Protocol):
 
     def end_offset(self, partition: TopicPartition) -> int:
         """Return the true high watermark (read_uncommitted): every record acknowledged
-        before lies below it.
+        before the call lies below it.
         """
         ...
 
@@ -460,20 +469,20 @@ class Log(Protocol):
         self,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
-        """Return the true high watermark of each of these partitions, in one request:
-        as `end_offset`.
+        """Return the true high watermark of each of these partitions, by one request:
+        see `end_offset`.
         """
         ...
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the true
-        high watermark if there is none.
+        """Return the first offset whose record time is at least `timestamp_ms`; the
+        true high watermark if there is no such record.
         """
         ...
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the high watermark as a broker reports it, maybe an old one: for lags.
-        Cheaper than `end_offset`.
+        """Return the high watermark that a broker reports, which may be an old one.
+        Cheaper than `end_offset`, and good enough for lags.
         """
         ...
 
@@ -481,11 +490,11 @@ class Log(Protocol):
         self,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return the brokers of in-sync replicas of these partitions that do not answer
-        now.
+        """Return, for each of these partitions, the brokers of in-sync replicas that do
+        not answer now.
 
-        Nothing new can be read from such a partition before that broker answers, or is
-        out of the in-sync replicas.
+        Nothing new can be read from a partition with a silent replica before that
+        broker answers or leaves the in-sync replicas.
 
         Raises:
             LogError: the other brokers cannot be asked.
@@ -498,13 +507,13 @@ class Log(Protocol):
         offset: int,
         check: Check | None = None,
     ) -> None:
-        """Delete the records below an offset: processed repartition records.
-        `start_offset` is then at least that.
+        """Delete the records of a partition below an offset, such as processed
+        repartition records. `start_offset` is then at least that offset.
 
         Raises:
-            OffsetOutOfRangeError: the partition ends before it.
-            LogError: see `check`.
+            OffsetOutOfRangeError: the partition ends before the offset.
+            LogError: `check` raised it, or the brokers refuse.
         """
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Close all connections. Idempotent."""

@@ -1,4 +1,6 @@
-"""Reads what partitions have now, from given offsets on: small topics, and what waits."""
+"""Reads partitions from given offsets to their current ends: small topics, or the rest
+of larger ones.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def remainder(
     starts: Mapping[TopicPartition, int],
     host: Host,
 ) -> Iterator[RecordBatch]:
-    """Yield the committed records of these partitions from these offsets on, up to
-    their ends.
+    """Yield the committed records of these partitions from these offsets to their
+    current ends.
 
     Raises:
         LogError: retryable: the ends are not reached within `TIMEOUT_S`.

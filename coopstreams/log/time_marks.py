@@ -1,15 +1,14 @@
 """Time marks: records by which the stream time of a silent partition advances
 (`idle_advance`).
 
-    key None | value None | header `__coopstreams.stream.time`: the stream time, in
-    decimal digits, milliseconds
+    key None | value None | header `__coopstreams.stream.time`: the stream time in ms, decimal digits
 
-The owner of hash 0 appends a mark to the partition itself, so stream time stays a
+The owner of key hash 0 appends a mark to the partition itself, so stream time stays a
 function of the log. A mark advances the time of every operator that its source feeds,
 and is handed to no task.
 
-Invariant: marks are dropped by every reader, in a backfill by what comes behind it, and
-advance time only where the source asks for it.
+Invariant: every reader drops marks; in a backfill, the code behind the reader does.
+They advance time only if the source asks for it.
 Why a mark in the partition, and what was turned down: docs/internals/time_marks.md.
 """
 
@@ -19,19 +18,19 @@ from coopstreams.topology.columns import Columns, Headers
 
 HEADER = "__coopstreams.stream.time"
 _MOST_DIGITS = 19
-"""Digits of a time at most. Python refuses to convert 5,000, and the record would end
+"""The most digits of a time. Python refuses to convert 5,000, and the record would end
 each process that reads it.
 """
 
 
 def headers_of(stream_time: int) -> Headers:
-    """Return the headers of a mark."""
+    """Return the headers of a time mark."""
     return [(HEADER, b"%d" % stream_time)]
 
 
 def marks_in(columns: Columns) -> list[tuple[int, int]]:
-    """Return the index of each mark among these records, and the stream time that it
-    stands for.
+    """Return the time marks among these records: the index and the stream time (ms) of
+    each.
     """
     if columns.headers is None:
         return []

@@ -127,8 +127,8 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the settings of one kind of client.
 
     Raises:
-        ConfigError: a setting that correctness depends on is given: remove it; or one
-        on security cannot be used.
+        ConfigError: a setting that correctness depends on is given: remove it. Or a
+            security setting cannot be used.
     """
     if "bootstrap.servers" not in settings:
         raise ConfigError(
@@ -179,7 +179,7 @@ def producer_settings(
     settings: Mapping[str, Any],
     transactional_id: str | None,
 ) -> dict[str, Any]:
-    """Return the settings of a writer. A record is given up no later than its
+    """Return the settings of a writer. Delivery of a record times out no later than its
     transaction.
     """
     found = client_settings(settings, "producer")
@@ -209,37 +209,40 @@ def producer_settings(
 
 
 class ClientErrors:
-    """The errors of a client, for messages: it is the client's `error_cb` and its
-    logger.
+    """The errors that a client has reported, for messages. It is the client's
+    `error_cb` and its logger.
 
-    The next call raises a fatal error, but may lose what it was (see
-    `errors.error_of`). The log of a transactional producer has it, one line before.
+    After a fatal error the client's next call raises, but may lose the error itself
+    (see `kafka_errors.error_of`). The log of a transactional producer has it, one line
+    before.
     """
 
     def __init__(self, login: Login) -> None:
         self.login = login
         """The client's login."""
         self.fatal: KafkaError | None = None
-        """Set when the client is unusable."""
+        """The error that made the client unusable; None: it is usable."""
         self.refused: KafkaError | None = None
-        """Set when the broker rejects the credentials, which waiting does not cure."""
+        """The error by which the broker rejected the credentials, which waiting does
+        not cure.
+        """
         self.shut_out: KafkaError | None = None
-        """Set when TLS, or a login with a token, failed: final at the start; later a
-        new token may succeed.
+        """The error of TLS, or of a login with a token. It is final at the start; later
+        a new token may succeed.
         """
         self.transaction = ""
-        """The error that made the transaction fail, in words: later calls only report
-        the consequence.
+        """The log line on the error that made the transaction fail. Later calls report
+        only the consequence.
         """
         self._last: KafkaError | None = None
         self._said: dict[str, float] = {}
         self._held_back = 0.0, float("-inf")
-        """For how long brokers held this client back, and when they said so
+        """For how long (s) brokers throttled this client, and when they said so
         (`time.monotonic`).
         """
 
     def __call__(self, error: KafkaError) -> None:
-        """Note an error; librdkafka calls this while it is polled."""
+        """Keep an error. librdkafka calls this while the client is polled."""
         if error.code() == KafkaError._AUTHENTICATION and not self.login.by_token:
             self.refused = error
         elif error.code() == KafkaError._SSL or (
@@ -259,8 +262,8 @@ class ClientErrors:
         client: str,
         said: str,
     ) -> None:
-        """Pass on a line of librdkafka's log. All clients report the same outages:
-        `outage` logs one line for all.
+        """Log a line of librdkafka. All clients report the same outages: `outage` logs
+        one line for all.
 
         Repeated lines, retries, and errors that a transaction's exceptions carry as
         well are logged at debug level.
@@ -286,8 +289,8 @@ class ClientErrors:
                 self.fatal = KafkaError(code_in(line) or KafkaError._FATAL, fatal=True)
 
     def throttled(self, event: ThrottleEvent) -> None:
-        """Note that a broker holds this client back; librdkafka calls this while it is
-        polled.
+        """Note that a broker throttles this client. librdkafka calls this while the
+        client is polled.
         """
         if event.throttle_time < HELD_BACK_S:
             return
@@ -299,7 +302,7 @@ class ClientErrors:
 
     @property
     def held_back(self) -> str:
-        """That a quota holds this client back, in words; empty: none did lately."""
+        """A message that a quota throttles this client; empty: none did lately."""
         seconds, at = self._held_back
         if time.monotonic() - at > max(seconds, REPEAT_S):
             return ""
@@ -310,13 +313,13 @@ class ClientErrors:
 
     @property
     def last(self) -> str:
-        """The last error, in words; empty if none."""
+        """The text of the last error; empty if there was none."""
         return "" if self._last is None else self._last.str()
 
 
 def code_in(line: str) -> int | None:
-    """Return the error code that a line of librdkafka's log on a transaction ends with,
-    by its name in brackets.
+    """Return the error code whose name, in brackets, ends a line of librdkafka's log on
+    a transaction; None: no code has that name.
     """
     code: int | None = getattr(KafkaError, line.rpartition("(")[2].rstrip(")"), None)
     return code
@@ -327,7 +330,7 @@ def make_client(
     settings: dict[str, Any],
     errors: ClientErrors,
 ) -> Any:
-    """Return a client of confluent-kafka.
+    """Return a client of confluent-kafka. `make`: its class.
 
     Raises:
         ConfigError: librdkafka does not know a setting, or refuses its value.

@@ -1,12 +1,12 @@
-"""`FetchBuffer`: the records that a consumer has fetched, by partition, until a reader
-returns them.
+"""`FetchBuffer`: holds the records that a consumer has fetched, by partition, until a
+reader returns them.
 
 `messages.MessageBuffer` is pure Python, on messages of confluent-kafka;
 `native_buffer.NativeBuffer` is for the data plane in Rust. The reader decides what to
 read; a buffer fetches it, and keeps the records of held partitions.
 
-Invariant: a buffer gives the records of a partition in the order of the log, each once,
-from where it was started.
+Invariant: a buffer returns the records of a partition in the order of the log, each
+once, from the offset at which it was started.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Event(NamedTuple):
     error: KafkaError
     offset: int | None
     after: int | None
-    """The offset after the record before it; None: no record of the same part comes
-    before it.
+    """The offset after the last record in front of this event; None: the part has no
+    record in front of it.
     """
 
 
@@ -37,17 +37,17 @@ class Part(Protocol):
 
     @property
     def partition(self) -> TopicPartition:
-        """The partition."""
+        """The partition of the records."""
         ...
 
     @property
     def events(self) -> Sequence[Event]:
-        """The reports between the records."""
+        """The client's reports on the partition, in order."""
         ...
 
     @property
     def after(self) -> int | None:
-        """The offset after the last record; None: there is none."""
+        """The offset after the last record; None: there is no record."""
         ...
 
     def batches(
@@ -56,8 +56,11 @@ class Part(Protocol):
         at: Position,
         end: int | None,
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends
-        at `end`.
+        """Return a batch for each slot; no batch if there are no records and `end` is
+        None.
+
+        `at`: the position before the records. `end`: the end of the partition, if the
+        records reach it.
         """
         ...
 
@@ -67,7 +70,7 @@ class Fetched(NamedTuple):
 
     parts: Sequence[Part]
     kept: Collection[TopicPartition]
-    """The held partitions of which records or events arrived."""
+    """The held partitions for which records or events arrived."""
     events: Sequence[Message]
     """Errors that belong to no partition."""
 
@@ -78,10 +81,12 @@ class FetchBuffer(Protocol):
     """
 
     attentive: bool
-    """Whether `wake` ends a wait: librdkafka's `consume` waits for a message."""
+    """Whether `wake` ends a wait. librdkafka's `consume` waits for a message whatever
+    happens.
+    """
 
     def connect(self, consumer: Consumer) -> None:
-        """Read by this client, which the thread has just made; buffered records stay.
+        """Fetch by this client, which the thread has just made. Buffered records stay.
 
         Raises:
             LogError: the client cannot be used.
@@ -91,29 +96,29 @@ class FetchBuffer(Protocol):
         """Release the client, which may then be closed. Idempotent."""
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one, if the buffer is
+        """End the wait of the running fetch, or of the next one, if the buffer is
         `attentive`.
         """
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset; drop its buffered records. A partition
-        that is new here is not held.
+        """Start reading a partition at this offset; drop its buffered records. A new
+        partition is not held.
         """
 
     def stop(self, partition: TopicPartition) -> None:
-        """Read a partition no longer."""
+        """Stop reading a partition."""
 
     def expect(self, partitions: Collection[TopicPartition]) -> None:
         """Prepare for records of these partitions, which are about to be assigned."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the
+        """Hold a partition, or release it. The records of a held partition stay in the
         buffer.
         """
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition by these routes, if that can be done before
-        they are returned.
+        """Split the records of a partition by these routes, if that can be done before
+        `fetch` returns them.
         """
 
     def fetched_to(self, partition: TopicPartition) -> int:
@@ -121,7 +126,9 @@ class FetchBuffer(Protocol):
         ...
 
     def kept(self, partition: TopicPartition) -> tuple[int, int]:
-        """Return how many records and events of a partition are kept, and their bytes."""
+        """Return how many records and events of a partition are buffered, and their
+        bytes.
+        """
         ...
 
     def fetch(self, most: int, timeout_s: float) -> Fetched:

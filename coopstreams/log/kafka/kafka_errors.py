@@ -1,5 +1,5 @@
-"""Classifies librdkafka's errors: fenced, not delivered, gone, unknown, final, or
-transient ("heals").
+"""Classifies librdkafka's errors: fenced, not delivered, offset out of range, unknown
+topic, final, or transient ("heals").
 
 An error is transient unless it is listed here as final. A list of the errors of a
 broker that dies, starts or moves leaders is never complete, and ending a process for
@@ -65,14 +65,14 @@ _TIMED = frozenset(
         KafkaError._INVALID_DIFFERENT_RECORD,
     }
 )
-"""A broker refused the records of a batch, perhaps for their times."""
+"""The errors of a broker that refused a batch, perhaps for its timestamps."""
 _REFUSED = _TIMED | frozenset({
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_MSG_SIZE,
 })  # fmt: skip
-"""A broker refused the records of a batch.
+"""The errors of a broker that refused the records of a batch.
 
 The client does not know which record was bad: it gives most of the batch the same code
 (measured).
@@ -203,7 +203,8 @@ is lost.
 
 
 def error_of(exception: BaseException) -> KafkaError:
-    """Return the error in one of `CLIENT_ERRORS`; `_FATAL` if it was lost.
+    """Return the error in one of `CLIENT_ERRORS`; `_FATAL` if the client has lost the
+    error.
 
     confluent-kafka then raises "returned NULL without setting an exception".
     """
@@ -220,12 +221,12 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
-    """Whether the same work may succeed later without any change by a user. `login`:
-    the refused login, if the error is a refusal.
+    """Whether the same work may succeed later without any change by a user.
 
-    A fatal error ends the client, not the work: a writer aborts with a new producer
-    (seen: a broker that was killed and one that was paused left a producer's sequence
-    numbers out of order; its worker ended).
+    `login`: the refused login, if the error is a refusal. A fatal error ends the
+    client, not the work: a writer aborts with a new producer (seen: a broker that was
+    killed and one that was paused left a producer's sequence numbers out of order; its
+    worker ended).
     """
     if (
         error.code() == KafkaError.INVALID_REPLICATION_FACTOR
@@ -236,8 +237,8 @@ def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
 
 
 def refuses_records(error: KafkaError) -> bool:
-    """Whether brokers, or the client, do not take a record as it is, or have not the
-    topic or partition it is for.
+    """Whether an error means that a record is not accepted as it is, or that its topic
+    or partition does not exist.
     """
     return error.code() in _REFUSED | UNKNOWN
 
@@ -247,10 +248,10 @@ def translated(
     what: str,
     attempt: Attempt = NEEDS_NOTHING,
 ) -> LogError:
-    """Return our exception for an error; `what` names the attempt, with the topic and
-    partition if there is one.
+    """Return the exception of coopstreams for an error of librdkafka.
 
-    `attempt`: which ACLs it needs.
+    `what` names the attempt in the message, with topic and partition if there is one.
+    `attempt`: the operations that need ACLs.
     """
     code = error.code()
     text = f"{what}: {error.str()} ({error.name()})."
@@ -285,8 +286,9 @@ def not_delivered(
     what: str,
     attempt: Attempt = NEEDS_NOTHING,
 ) -> DeliveryError | AccessDeniedError:
-    """Return the exception for a record that the broker refused; `attempt`: which ACLs
-    it needed.
+    """Return the exception for a record that the broker refused.
+
+    `what` names the attempt in the message. `attempt`: the operations that need ACLs.
     """
     cure = (
         _cure_unknown(what) if error.code() in UNKNOWN else _CURE.get(error.code(), "")
@@ -305,8 +307,8 @@ def not_delivered(
 
 
 def cause_of(error: KafkaError, transaction: str) -> KafkaError:
-    """Return the error that made a transaction fail, if this error is only its
-    consequence.
+    """Return the error that made a transaction fail, if `error` is only its
+    consequence; otherwise `error`.
 
     `transaction`: the client's log line on the failed transaction, which ends with the
     name of the error.
@@ -316,11 +318,11 @@ def cause_of(error: KafkaError, transaction: str) -> KafkaError:
 
 
 def made_again(make: Callable[[], T]) -> T:
-    """Return a client in the place of one with the same settings.
+    """Return a new client that replaces one with the same settings.
 
     Raises:
         LogError: retryable: it cannot be made now. The settings are good, so a file
-        that they name is being exchanged.
+            that they name is being exchanged.
     """
     try:
         return make()
@@ -351,8 +353,9 @@ def away(
     seconds: float,
     errors: ClientErrors,
 ) -> LogError:
-    """Return the exception for a cluster that does not answer, with its address, the
-    last error and what to check; or that a quota holds this client back.
+    """Return the exception for a cluster that does not answer: with its address, the
+    last error and what to check. If a quota throttles this client, the exception says
+    that instead.
     """
     if errors.held_back:
         return LogError(

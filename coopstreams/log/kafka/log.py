@@ -95,7 +95,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Brokers:
-    """Requests to single brokers, on one connection to each."""
+    """The clients for requests to single brokers. They share one connection to each
+    broker.
+    """
 
     transactions: Transactions
     ends: Ends
@@ -127,15 +129,15 @@ class KafkaLog:
         self._admin = self._new_admin()
         self._answered_at = time.monotonic()
         self._topics_lock = threading.Lock()
-        """Held while `_made` or `_listed` is replaced: readers take what is there."""
+        """Held while `_made` or `_listed` is replaced. Reading them needs no lock."""
         self._made: frozenset[str] = frozenset()
         self._made_until = 0.0
         """The time (`time.monotonic`) until which topics created here may be unknown to
         a broker.
         """
         self._listed: frozenset[str] | None = None
-        """The topics in a broker's last list, and what was heard of single ones since.
-        None: it was not asked yet.
+        """The topics in a broker's last list, updated by answers about single topics;
+        None: no list was requested yet.
         """
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
@@ -155,7 +157,7 @@ class KafkaLog:
         """Return a writer; a transactional one first ends the open transaction of its
         id.
 
-        In the topics `written` it also ends a hanging transaction.
+        `written`: returns the topics in which a hanging transaction is ended as well.
         """
         return KafkaWriter(
             self._settings,
@@ -167,15 +169,17 @@ class KafkaLog:
         )
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End hanging transactions of unused transactional ids in these topics."""
+        """End hanging transactions of unused transactional ids in these topics: see
+        `Log.settle`.
+        """
         self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that
-        exist.
+        """Return the partition count of each of these topics (None: of all topics) that
+        exists.
 
-        Brokers leave topics out that this user may not describe; asked for by name,
-        they are an error.
+        A topic that this user may not describe is left out of all topics, and an error
+        if it is asked for by name.
         """
         known = self._known(topics)
         # A broker may not know a new topic yet: wait, so that its creator finds it from
@@ -272,7 +276,9 @@ class KafkaLog:
         ]
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic, which differs after it is recreated."""
+        """Return the id of the topic, which differs after it is recreated: see
+        `Log.topic_id`.
+        """
         found = str(self._described(topic).topic_id)
         listed = self._listed
         if listed is not None and topic not in listed:  # another broker knows it
@@ -284,8 +290,8 @@ class KafkaLog:
         return self._watermarks(partition)[0]
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark: every record acknowledged before lies below
-        it, even if a broker hung.
+        """Return the true high watermark: every record acknowledged before the call
+        lies below it, even if a broker hung.
         """
         return self.end_offsets([partition])[partition]
 
@@ -330,8 +336,8 @@ class KafkaLog:
             }
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the true
-        high watermark if there is none.
+        """Return the first offset whose record time is at least `timestamp_ms`; the
+        true high watermark if there is no such record.
         """
         where = KafkaPartition(*partition, timestamp_ms)
         (found,) = self._ask(
@@ -348,8 +354,8 @@ class KafkaLog:
         return int(found.offset) if found.offset >= 0 else self.end_offset(partition)
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the high watermark that a leader reports: an old one, if that broker
-        hung. One request.
+        """Return the high watermark that a leader reports, by one request. It is an old
+        one if that broker hung.
         """
         return self._watermarks(partition)[1]
 
@@ -357,8 +363,8 @@ class KafkaLog:
         self,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return the brokers of in-sync replicas of these partitions that do not answer
-        within a second.
+        """Return, for each of these partitions, the brokers of in-sync replicas that do
+        not answer within a second.
         """
         return self._connected().ends.silent(partitions, LOOK_S)
 
@@ -368,7 +374,7 @@ class KafkaLog:
         offset: int,
         check: Check | None = None,
     ) -> None:
-        """Delete the records below an offset."""
+        """Delete the records of a partition below an offset."""
         self._request(
             AdminClient.delete_records,
             [KafkaPartition(*partition, offset)],
@@ -390,7 +396,7 @@ class KafkaLog:
                     self._brokers.transactions.close()
 
     def _described(self, topic: str, fine: Collection[int] = ()) -> Any:
-        """Return a topic's metadata from the brokers; None: an error in `fine`."""
+        """Return a topic's metadata from the brokers; None after an error in `fine`."""
 
         def describe(
             admin: AdminClient,
@@ -481,8 +487,8 @@ class KafkaLog:
         return known
 
     def _count(self, topic: str) -> int | None:
-        """Return a topic's partition count; None: there is no such topic. A consumer's
-        request does not create it.
+        """Return a topic's partition count; None: there is no such topic. The request
+        is a consumer's, so it does not create the topic.
         """
         what = f'asking for topic "{topic}"'
         found = self._ask(
@@ -500,7 +506,9 @@ class KafkaLog:
         return None if found is None else len(found.partitions)
 
     def _await_from_now(self, topics: Collection[str]) -> None:
-        """Take it that these topics exist, also if a broker does not know them yet."""
+        """Note that these topics exist, although a broker may not know them yet: for
+        `NEW_FOR_S`, requests wait for that.
+        """
         with self._topics_lock:
             self._made = self._made.union(topics)
         self._made_until = time.monotonic() + NEW_FOR_S
@@ -578,8 +586,8 @@ class KafkaLog:
             return answer
 
     def _check_unknown(self, since: float, what: str) -> None:
-        """Raise for a topic that brokers have not known for longer than a new one
-        takes.
+        """Raise an error if a topic has been unknown since `since` for longer than a
+        new topic may be.
         """
         if time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s):
             raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
@@ -590,7 +598,7 @@ class KafkaLog:
         what: str,
         attempt: Attempt,
     ) -> None:
-        """Raise for an error that no further attempt mends."""
+        """Raise an error that no further attempt cures."""
         refused = self._refused
         if refused is not None or not heals(error, self._errors.login):
             raise translated(refused or error, what, attempt)
@@ -607,7 +615,8 @@ class KafkaLog:
         partition: TopicPartition,
         told: EndsAnswer,
     ) -> None:
-        """Pause before the end of a partition is requested again.
+        """Pause before the end of a partition is requested again. `told`: the last
+        answer.
 
         Raises:
             LogError: retryable: the time is over; says why the end is not known.
@@ -626,11 +635,12 @@ class KafkaLog:
         patience.rest(f"{partition}: {reason}")
 
     def _check_known(self, where: TopicPartition, since: float) -> float:
-        """Return since when a partition has been unknown (`since` 0: since now).
+        """Return the time since when a partition has been unknown. `since`: the same,
+        as of the last call; 0: it was known.
 
         Raises:
-            UnknownTopicError: for too long, and its topic was not created here just
-            now.
+            UnknownTopicError: it has been unknown for too long, and its topic was not
+                created here just now.
         """
         since = since or time.monotonic()
         new = where.topic in self._made and time.monotonic() < self._made_until
@@ -643,8 +653,8 @@ class KafkaLog:
         return since
 
     def _renew(self) -> None:
-        """Replace a client that had no answer for long: it may have lost its brokers
-        (see `KafkaReader._renew`).
+        """Replace a client that has had no answer for long: it may have lost its
+        brokers (see `KafkaReader._renew`).
         """
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
@@ -701,8 +711,8 @@ class KafkaLog:
 
     @property
     def _refused(self) -> KafkaError | None:
-        """The error for which the brokers will never let this process in; None: it is
-        in, or may be later.
+        """The error of a login that can never succeed; None: it has succeeded, or may
+        later.
         """
         return self._errors.refused or (None if self._heard else self._errors.shut_out)
 
@@ -715,8 +725,8 @@ class KafkaLog:
         fine: Collection[int] = (),
         check: Callable[[], None] | None = None,
     ) -> Any:
-        """Return the result of an admin request for one thing; None: an error in
-        `fine`. Else as `_requests`.
+        """Return the result of an admin request about one object; None after an error
+        in `fine`. See `_requests`.
         """
         found = self._requests(request, what_for, what, attempt, fine, check)
         return next(iter(found), None)
@@ -730,10 +740,11 @@ class KafkaLog:
         fine: Collection[int] = (),
         check: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Return an admin request's results, in the order of `what_for`; none: an error
-        in `fine`. Retried, for all.
+        """Return an admin request's results, in the order of `what_for`; none after an
+        error in `fine`. The whole request is retried until the time limit.
 
-        `check`: called before each attempt.
+        `request`: a method of the admin client. `what` names it in messages. `check`:
+        called before each attempt.
         """
         patience = Patience(what, self.timeout_s)
         unknown = 0.0
@@ -779,5 +790,5 @@ class KafkaLog:
 
 
 def _about(topic: str, check: Check | None) -> Callable[[], None] | None:
-    """Return the check of a request about a topic; None: there is none."""
+    """Return `check` for requests about one topic; None: there is none."""
     return None if check is None else lambda: check(topic)

@@ -37,7 +37,9 @@ from coopstreams.topology.columns import (
 
 @dataclass(slots=True, eq=False)
 class _Messages:
-    """The messages of one partition."""
+    """The reading position of one partition, and its messages that are kept while it is
+    held.
+    """
 
     partition: TopicPartition
     fetched_to: int
@@ -46,7 +48,7 @@ class _Messages:
     kept_bytes: int = 0
 
     def note(self, messages: list[Message]) -> None:
-        """Advance the position past these messages."""
+        """Advance `fetched_to` past these messages."""
         for message in reversed(messages):
             error = message.error()
             offset = message.offset()
@@ -86,8 +88,8 @@ class MessagePart:
         at: Position,
         end: int | None,
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends
-        at `end`.
+        """Return a batch for each slot; no batch if there are no records and `end` is
+        None: see `Part.batches`.
         """
         columns = columns_of(self._records, at.offset)
         if end is None and not len(columns):
@@ -104,7 +106,7 @@ class MessagePart:
 
 
 class MessageBuffer:
-    """The fetch buffer in pure Python."""
+    """A `FetchBuffer` in pure Python, on messages of confluent-kafka."""
 
     attentive = False
 
@@ -112,10 +114,10 @@ class MessageBuffer:
         self._consumer = consumer
         self._readings: dict[TopicPartition, _Messages] = {}
         self._by_number: dict[int | None, _Messages] | None = None
-        """See `_numbers`; None: out of date."""
+        """The result of `_numbers`; None: out of date."""
 
     def connect(self, consumer: Consumer) -> None:
-        """Read by this client."""
+        """Fetch by this client from now on."""
         self._consumer = consumer
 
     def disconnect(self) -> None:
@@ -125,7 +127,7 @@ class MessageBuffer:
         """Do nothing: only a message ends a wait."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset."""
+        """Start reading a partition at this offset."""
         before = self._readings.get(partition)
         self._readings[partition] = _Messages(
             partition,
@@ -135,7 +137,7 @@ class MessageBuffer:
         self._by_number = None
 
     def stop(self, partition: TopicPartition) -> None:
-        """Read a partition no longer."""
+        """Stop reading a partition."""
         del self._readings[partition]
         self._by_number = None
 
@@ -143,13 +145,13 @@ class MessageBuffer:
         """Do nothing: messages are taken as they come."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the
+        """Hold a partition, or release it. The records of a held partition stay in the
         buffer.
         """
         self._readings[partition].held = held
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition: `make_batches` does."""
+        """Do nothing: `make_batches` splits the records."""
 
     def fetched_to(self, partition: TopicPartition) -> int:
         """Return the offset after the last record fetched from a partition."""
@@ -172,7 +174,9 @@ class MessageBuffer:
         return self.sorted_out(messages)
 
     def sorted_out(self, messages: list[Message]) -> Fetched:
-        """Return these messages by partition, without those of held partitions."""
+        """Return these messages by partition; keep those of held partitions in the
+        buffer.
+        """
         parts = list[Part]()
         kept = list[TopicPartition]()
         events = list[Message]()
@@ -187,7 +191,9 @@ class MessageBuffer:
         return Fetched(parts, kept, events)
 
     def _released(self, most: int) -> Sequence[Part]:
-        """Return messages that were kept while their partition was held."""
+        """Return messages, `most` at most, that were kept while their partition was
+        held.
+        """
         parts: list[Part] = []
         for reading in self._readings.values():
             if most <= 0:
@@ -207,8 +213,8 @@ class MessageBuffer:
     ) -> Iterator[tuple[_Messages, list[Message]]]:
         """Yield the messages of each partition, in order.
 
-        Messages of unassigned partitions are dropped, those without a topic are added
-        to `events`.
+        Messages of unassigned partitions are dropped. Messages without a topic are
+        added to `events`.
         """
         if not messages:
             return
@@ -235,8 +241,8 @@ class MessageBuffer:
                 events += part
 
     def _is_of_one(self, messages: list[Message]) -> bool:
-        """Whether one partition alone is read, and the first and the last message are
-        of it.
+        """Whether only one partition is read, and the first and the last message belong
+        to it.
         """
         if len(self._readings) != 1:
             return False
@@ -245,7 +251,9 @@ class MessageBuffer:
         return all((end.topic(), end.partition()) == partition for end in ends)
 
     def _numbers(self) -> dict[int | None, _Messages]:
-        """Return the partitions by number, where only one topic has that number."""
+        """Return the partitions by number; a number that several topics have is left
+        out.
+        """
         if self._by_number is None:
             counts = Counter(partition.partition for partition in self._readings)
             self._by_number = {
@@ -268,7 +276,9 @@ def _grouped(keys: list[Any], messages: list[Message]) -> dict[Any, list[Message
 
 
 def columns_of(messages: list[Message], at: int) -> Columns:
-    """Return the columns of one partition's messages from the position `at` on."""
+    """Return the columns of one partition's messages, without messages below the offset
+    `at`.
+    """
     if not messages:
         return NO_RECORDS
     offsets = _offsets(messages)
@@ -311,7 +321,7 @@ def headers_of(message: Message) -> Headers | None:
 
 
 def _offsets(messages: list[Message]) -> Int64s:
-    """Return the offsets, as a range if they have no holes."""
+    """Return the offsets of messages, as a range if they have no holes."""
     offsets: list[int] = list(map(Message.offset, messages))  # type: ignore[arg-type]
     ascending = range(offsets[0], offsets[0] + len(offsets))
     # Comparing the ends is not enough: a duplicate may hide a missing record.
@@ -323,7 +333,7 @@ def _offsets(messages: list[Message]) -> Int64s:
 
 
 def _ascending(messages: list[Message], at: int) -> list[Message]:
-    """Return the messages from the position on, each offset once."""
+    """Return the messages from the offset `at` on, each offset once."""
     kept = []
     for message in messages:
         offset = int(message.offset() or 0)

@@ -1,4 +1,4 @@
-"""Which data plane runs: the extension `coopstreams-native` where it is installed and
+"""Chooses the data plane: the extension `coopstreams-native` where it is installed and
 usable, else pure Python.
 
 The extension is a plugin of librdkafka (`plugin.library.paths`), so it works on the
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
 INTERFACE = 13
-"""The calls of the extension that this version knows; `native/src/lib.rs` has the same
-number.
+"""The version of the extension's interface that this module knows; `native/src/lib.rs`
+has the same number.
 """
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -52,7 +52,9 @@ _CURE = "`make setup` builds it where cargo is, as `pip install ./native` does"
 
 
 class Appender(Protocol):
-    """Appends columns of records by a producer, and notes their delivery."""
+    """The native part of a producer: appends columns of records, and notes their
+    delivery.
+    """
 
     def append(
         self,
@@ -64,20 +66,20 @@ class Appender(Protocol):
         headers: Sequence[Headers | None] | None,
         start: int,
     ) -> tuple[int, int] | None:
-        """Queue the records from `start` on; return how many were taken, and the error
-        of the next one (0: none).
+        """Queue the records from index `start` on; return how many were taken, and the
+        error code of the next one (0: no error).
 
-        None: pure Python must append them.
+        None: pure Python must append the records.
         """
 
     def take_failure(self) -> tuple[int, str] | None:
-        """Return error code and topic of the first record that was not delivered, once.
-        Code 0: it is not known.
+        """Return the error code and topic of the first undelivered record since the
+        last call; None: all were delivered. Code 0: the error is unknown.
         """
 
     def delivered_to(self, topic: str, partition: int) -> int | None:
-        """Return the offset after the last delivered record; None: none was, or the
-        broker did not report it.
+        """Return the offset after the last delivered record of a partition; None: no
+        record was delivered, or the broker did not report its offset.
         """
 
     def counts(self) -> tuple[int, int]:
@@ -102,8 +104,8 @@ headers.
 RawEvent: TypeAlias = tuple[int, str, int, int | None]
 """Code and text of an error, its offset, and the offset after the record before it."""
 RawAdvances: TypeAlias = tuple[bytes, bytes]
-"""The offsets at which stream time advances, and the times, as if nothing had been read
-before: 64-bit integers.
+"""The offsets at which stream time advances, and the new times, as 64-bit integers.
+They are computed as if nothing had been read before.
 """
 RawPart: TypeAlias = tuple[
     int,
@@ -121,11 +123,13 @@ records; the advances, if they are cut and were asked for.
 
 
 class Fetcher(Protocol):
-    """Returns a consumer's fetched records as columns. An id stands for a partition."""
+    """The native part of a consumer: returns its fetched records as columns. `start`
+    gives each partition an id.
+    """
 
     def connect(self, consumer: Consumer) -> bool:
-        """Fetch by the consumer that this thread has just made; False: it was not
-        handed over.
+        """Fetch by the consumer that this thread has just made; return False if
+        librdkafka has not handed it over.
         """
         ...
 
@@ -133,7 +137,7 @@ class Fetcher(Protocol):
         """Release the consumer, which may then be closed."""
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one. Thread-safe."""
+        """End the wait of the running fetch, or of the next one. Thread-safe."""
 
     def start(
         self,
@@ -141,14 +145,14 @@ class Fetcher(Protocol):
         partition: int,
         offset: int,
     ) -> int:
-        """Read a partition from this offset; return its id."""
+        """Start reading a partition at this offset; return its id."""
         ...
 
     def seek(self, partition: int, offset: int) -> None:
-        """Read a partition from another offset; drop its buffered records."""
+        """Read a partition from another offset on; drop its buffered records."""
 
     def stop(self, partition: int) -> None:
-        """Read a partition no longer."""
+        """Stop reading a partition."""
 
     def expect(self, partitions: list[int]) -> None:
         """Direct the records of these partitions, which are about to be assigned, to
@@ -156,7 +160,7 @@ class Fetcher(Protocol):
         """
 
     def hold(self, partition: int, held: bool) -> None:
-        """Keep records of a partition, or return them."""
+        """Hold a partition, so that its records are kept in the buffer, or release it."""
 
     def route(
         self,
@@ -164,8 +168,10 @@ class Fetcher(Protocol):
         router: Router | None,
         advances: bool,
     ) -> None:
-        """Cut the records of a partition before objects are made of them; None: do not.
-        `advances`: return these.
+        """Split the records of a partition before Python objects are made of them;
+        None: do not split.
+
+        `advances`: whether to return the moments at which stream time advances.
         """
 
     def fetched_to(self, partition: int) -> int:
@@ -173,18 +179,20 @@ class Fetcher(Protocol):
         ...
 
     def kept(self, partition: int) -> tuple[int, int]:
-        """Return how many records and events of a partition are kept, and their bytes."""
+        """Return how many records and events of a partition are buffered, and their
+        bytes.
+        """
         ...
 
     def errors(self) -> list[tuple[int, str, bool]]:
-        """Return the arguments that `error_cb` would have got: codes, texts, and
-        whether the client is unusable.
+        """Return the errors that `error_cb` would have got: code, text, and whether the
+        client is unusable.
         """
         ...
 
     def fetch(self, most: int, timeout_ms: int) -> tuple[list[RawPart], list[int]]:
-        """Return the available records of partitions that are not held, and the held
-        partitions with arrivals.
+        """Return the available records of partitions that are not held, and the ids of
+        held partitions for which records arrived.
 
         Raises:
             RuntimeError: the consumer is closed.
@@ -193,15 +201,15 @@ class Fetcher(Protocol):
 
 
 class _UnusableError(Exception):
-    """Why the extension cannot be used."""
+    """The extension cannot be used, for the reason in the message."""
 
 
 def data_plane() -> str:
-    """Return which data plane runs, and why it is pure Python, in words.
+    """Return the name of the data plane that runs; of pure Python, with the reason.
 
     Raises:
         ConfigError: `COOPSTREAMS_NATIVE` is 1, and the extension cannot be used; or it
-        is neither 0 nor 1.
+            is neither 0 nor 1.
     """
     chosen = os.environ.get(SETTING, "")
     if chosen not in ("", "0", "1"):
@@ -242,11 +250,11 @@ def native_tables(
     *,
     caching: bool,
 ) -> dict[str, MakeTable]:
-    """Return the factory of one task's stores with rows in native memory: those of
-    known folds.
+    """Return the factories of the stores of a task that keep their rows in native
+    memory, by name: the stores of known folds.
 
-    With a processor wrapper, which is called for each record at each node, there are
-    none.
+    There are none with a processor wrapper, which is called for each record at each
+    node.
     """
     if config["processor.wrapper"] is not None or data_plane() != "native":
         return {}
@@ -261,8 +269,8 @@ def native_tables(
 
 
 def native_parts() -> MakeParts | None:
-    """Return the native reader of parts of JSON values; None: pure Python makes dicts
-    of them.
+    """Return the native reader of parts of JSON values; None: pure Python reads the
+    values as dicts.
     """
     if data_plane() != "native":
         return None
@@ -271,8 +279,8 @@ def native_parts() -> MakeParts | None:
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's settings with the plugin of the data plane, if it is native;
-    log the data plane once.
+    """Return a client's settings, with the plugin if the data plane is native; log the
+    data plane once.
 
     Raises:
         ConfigError: see `data_plane`.
@@ -288,8 +296,8 @@ def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None:
-    """Return an appender for the producer that this thread has just made with these
-    settings; None: pure Python.
+    """Return the native appender of a producer that this thread has just made with
+    these settings; None: pure Python.
     """
     plugin = _plugin_in(settings)
     if plugin is None:
@@ -301,7 +309,7 @@ def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None
 
 
 def fetcher_of(consumer: Consumer, settings: dict[str, Any]) -> Fetcher | None:
-    """Return a fetcher for the consumer that this thread has just made with these
+    """Return the native fetcher of a consumer that this thread has just made with these
     settings; None: pure Python.
     """
     plugin = _plugin_in(settings)
@@ -315,7 +323,9 @@ def fetcher_of(consumer: Consumer, settings: dict[str, Any]) -> Fetcher | None:
 
 
 def _plugin_in(settings: dict[str, Any]) -> Any:
-    """Return the extension, if it is a plugin of a client with these settings."""
+    """Return the extension if the settings of a client have it as a plugin; otherwise
+    None.
+    """
     loaded = _loaded() if PLUGINS in settings else None
     if (
         loaded is None
@@ -328,8 +338,8 @@ def _plugin_in(settings: dict[str, Any]) -> Any:
 
 @cache
 def _loaded() -> Any:
-    """Return the extension, or why it cannot be used. Typed as Any: it is not there
-    when types are checked.
+    """Return the extension, or the reason why it cannot be used. Typed as Any: the
+    extension may be missing when types are checked.
     """
     try:
         return _load()

@@ -1,5 +1,5 @@
-"""The fetch buffer of the native data plane: columns come from the extension, events of
-the client by Python.
+"""The fetch buffer of the native data plane: the extension makes columns, Python
+handles the events of the client.
 
 Fetched records bypass the queue of the consumer, which keeps events and callbacks. It
 is polled with each fetch: callbacks of confluent-kafka may run nowhere else. The
@@ -34,7 +34,7 @@ from coopstreams.topology.columns import (
 from coopstreams.topology.errors import LogError
 
 EVENTS = 100
-"""How many events of the client are taken at once."""
+"""The most events of the client that one fetch takes."""
 
 
 class NativePart:
@@ -72,8 +72,8 @@ class NativePart:
         at: Position,
         end: int | None,
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends
-        at `end`.
+        """Return a batch for each slot; no batch if there are no records and `end` is
+        None: see `Part.batches`.
         """
         if end is None and self.after is None:
             return []
@@ -109,7 +109,7 @@ class NativePart:
 
 
 def _advances(raw: RawAdvances | None, before: int) -> tuple[Advances, ...]:
-    """Return where stream time advances, which was `before`."""
+    """Return the moments at which stream time advances beyond `before`."""
     if raw is None:
         return ()
     offsets, times = (array("q", column) for column in raw)
@@ -118,7 +118,7 @@ def _advances(raw: RawAdvances | None, before: int) -> tuple[Advances, ...]:
 
 
 class NativeBuffer:
-    """The fetch buffer of the native data plane."""
+    """A `FetchBuffer` of the native data plane."""
 
     attentive = True
 
@@ -132,14 +132,14 @@ class NativeBuffer:
         self._fetcher = fetcher
         self._on_error = on_error
         self._fatal: KafkaError | None = None
-        """Why the client is unusable."""
+        """The error that made the client unusable; None: it is usable."""
         self._reported = MessageBuffer(consumer)
-        """Sorts the messages that the client itself reports."""
+        """Sorts the messages in the client's own queue by partition."""
         self._ids: dict[TopicPartition, int] = {}
         self._partitions: dict[int, TopicPartition] = {}
 
     def connect(self, consumer: Consumer) -> None:
-        """Read by this client, which the thread has just made."""
+        """Fetch by this client, which the thread has just made."""
         if not self._fetcher.connect(consumer):
             raise LogError(
                 "librdkafka has not handed the new client of a reader to the extension",
@@ -153,11 +153,11 @@ class NativeBuffer:
         self._fetcher.disconnect()
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one."""
+        """End the wait of the running fetch, or of the next one."""
         self._fetcher.wake()
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset."""
+        """Start reading a partition at this offset."""
         if partition in self._ids:
             self._fetcher.seek(self._ids[partition], offset)
         else:
@@ -166,7 +166,7 @@ class NativeBuffer:
         self._reported.start(partition, offset)
 
     def stop(self, partition: TopicPartition) -> None:
-        """Read a partition no longer."""
+        """Stop reading a partition."""
         id_ = self._ids.pop(partition)
         del self._partitions[id_]
         self._fetcher.stop(id_)
@@ -177,14 +177,14 @@ class NativeBuffer:
         self._fetcher.expect([self._ids[partition] for partition in partitions])
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the
+        """Hold a partition, or release it. The records of a held partition stay in the
         buffer.
         """
         self._fetcher.hold(self._ids[partition], held)
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition before objects are made of them, if nothing
-        needs all of them first.
+        """Split the records of a partition before objects are made of them, if nothing
+        needs all records first.
         """
         self._fetcher.route(self._ids[partition], routes.first_router, routes.advances)
 
@@ -193,7 +193,9 @@ class NativeBuffer:
         return self._fetcher.fetched_to(self._ids[partition])
 
     def kept(self, partition: TopicPartition) -> tuple[int, int]:
-        """Return how many records and events of a partition are kept, and their bytes."""
+        """Return how many records and events of a partition are buffered, and their
+        bytes.
+        """
         return self._fetcher.kept(self._ids[partition])
 
     def fetch(self, most: int, timeout_s: float) -> Fetched:

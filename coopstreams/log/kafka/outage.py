@@ -1,4 +1,4 @@
-"""Log lines on brokers that do not answer: one at the beginning, one a minute
+"""Logs outages of brokers: one line when a broker stops answering, one a minute
 meanwhile, one at the end.
 
 Each client of a process (readers, writers, `KafkaLog`'s own) meets the same outage, and
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 OVER_S = 2 * EVERY_S
-"""After this long without trouble an outage is over, even without a request.
+"""An outage is over after this long without a report of trouble, even without a
+request.
 
 Clients that cannot connect report more often than that.
 """
@@ -31,7 +32,9 @@ _PREFIX = re.compile(r"^\[thrd:.*?\]: ")
 
 @dataclass(slots=True)
 class Outage:
-    """Decides which lines are logged. Units: seconds of a monotonic clock."""
+    """The outage of a process's brokers: decides which lines are logged. Units: seconds
+    of a monotonic clock.
+    """
 
     _since: dict[str, float] = field(default_factory=dict)
     _said: dict[str, float] = field(default_factory=dict)
@@ -39,8 +42,10 @@ class Outage:
     _told: bool = False
 
     def heard(self, trouble: str, now: float) -> str | None:
-        """Return the line to log on trouble with a broker, as librdkafka words it;
-        None: it was logged lately.
+        """Return the line to log when a client reports trouble with a broker; None: the
+        last line is less than `EVERY_S` old.
+
+        `trouble`: the report in librdkafka's words.
         """
         said = _PREFIX.sub("", trouble).partition(" (after ")[0]
         address = _ADDRESS.search(said)
@@ -57,8 +62,10 @@ class Outage:
         return f"Kafka broker {broker} does not answer{lasts}: {said.rpartition(': ')[2]}; trying again"
 
     def answered(self, asked_at: float, now: float) -> str | None:
-        """Return the line to log on an answer to a request of `asked_at`; None: no
-        outage, or trouble came since.
+        """Return the line to log when a broker has answered; None: there was no outage,
+        or trouble was reported after `asked_at`.
+
+        `asked_at`: when the answered request was sent.
         """
         if not self._since or self._last >= asked_at:
             return None
@@ -75,7 +82,7 @@ _LOCK = threading.Lock()
 
 
 def heard(trouble: str) -> None:
-    """Note trouble with a broker, and log it if it is new or has lasted."""
+    """Report trouble with a broker, and log it if it is new or has lasted."""
     with _LOCK:
         said = _OUTAGE.heard(trouble, time.monotonic())
     if said:
@@ -83,8 +90,8 @@ def heard(trouble: str) -> None:
 
 
 def answered(asked_at: float) -> None:
-    """Note an answer to a request of `asked_at` (`time.monotonic()`); log the end of an
-    outage.
+    """Report an answer to a request that was sent at `asked_at` (`time.monotonic()`);
+    log the end of an outage.
     """
     with _LOCK:
         said = _OUTAGE.answered(asked_at, time.monotonic())

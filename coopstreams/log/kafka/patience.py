@@ -1,5 +1,5 @@
-"""Retries a request to the cluster: in attempts that grow, within the user's time
-limit, with a log line.
+"""Times the attempts of a request to the cluster: they grow, within the user's time
+limit. A long wait is logged.
 
 Turned down: one attempt for the whole time (its broker may be dead, and another one
 responsible by now). Turned down: attempts that grow while a leader may be dead (a
@@ -15,7 +15,9 @@ from collections.abc import Callable
 
 ATTEMPT_S = 5.0
 FIRST_ATTEMPT_S = 1.0
-"""The first attempt. Each next one takes twice as long, up to `ATTEMPT_S`."""
+"""The length of the first attempt. Each next one takes twice as long, up to
+`ATTEMPT_S`.
+"""
 FAILOVER_S = 20.0
 """How long a cluster may take to replace a dead leader: its `broker.session.timeout.ms`
 and a controller's election.
@@ -28,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class Patience:
-    """The retries of one request, in attempts that grow; a long wait is logged once."""
+    """The time limits of one request's attempts, which grow; a long wait is logged
+    once.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,9 @@ class Patience:
         return self._clock() - self._began >= self._timeout_s
 
     def attempt_s(self, short_for_s: float = 0.0) -> float:
-        """Return how long the next attempt may take. Attempts begin to grow after
-        `short_for_s`.
+        """Return how long (s) the next attempt may take.
+
+        `short_for_s`: for this long, attempts stay as short as the first one.
         """
         waited = self._clock() - self._began
         left = self._timeout_s - waited
@@ -65,7 +70,9 @@ class Patience:
         )
 
     def rest(self, answer: str) -> None:
-        """Pause before the next attempt; `answer` is the result of the last one."""
+        """Pause before the next attempt. `answer`: the result of the last one, for the
+        log.
+        """
         waited = self._clock() - self._began
         if waited > SILENT_S and not self._said:
             self._said = True

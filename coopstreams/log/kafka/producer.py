@@ -1,8 +1,8 @@
-"""A user's transactional producer with the part of `Writer` that a consumer's commit
-needs.
+"""Commits a consumer's offsets in the transactions of a user's own producer.
 
-So the commit is part of the user's transaction. `ProducerTransaction` begins, commits
-and aborts it; the user's own records go out by the same producer.
+`ProducerTransaction` has the part of `Writer` that a consumer's commit needs. It
+begins, commits and aborts the transaction; the user's own records go out by the same
+producer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from coopstreams.topology.errors import DeliveryError, FencedError
 
 _ENDED = frozenset({KafkaError._FATAL})
 _UNUSABLE = _ENDED | {KafkaError._STATE, KafkaError._CONFLICT}
-"""The answers to a beginning, and to an abort, behind a commit that ran out of time: it
-has to be resumed first.
+"""The errors of a call to begin or abort after a commit that ran out of time: that
+commit has to be resumed first.
 """
 
 
@@ -44,11 +44,11 @@ def transactional_producer(
     settings: Mapping[str, Any],
     transactional_id: str,
 ) -> Producer:
-    """Return a producer for transactions, which has ended those that an earlier one
-    left open.
+    """Return a producer for transactions. It has ended the open transaction of an
+    earlier producer with this id.
 
     Raises:
-        LogError: refused, or the brokers do not answer.
+        LogError: the brokers refuse, or do not answer.
     """
     errors = ClientErrors(login_of(settings))
     producer: Producer = make_client(
@@ -69,8 +69,8 @@ def transactional_producer(
 
 
 class ProducerTransaction:
-    """A transaction of a confluent-kafka producer, whose `init_transactions` was
-    called. One thread.
+    """The transactions of a confluent-kafka producer whose `init_transactions` was
+    called, one at a time. One thread.
     """
 
     def __init__(self, producer: Producer, timeout_s: float) -> None:
@@ -87,8 +87,8 @@ class ProducerTransaction:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Begin the transaction; abort it if the body, which ends with its commit,
-        raises.
+        """Begin the transaction; abort it if the body raises. The body ends with
+        `commit`.
         """
         self.begin()
         try:

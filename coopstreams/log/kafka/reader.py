@@ -1,19 +1,19 @@
 """A reader of Kafka partitions, through a confluent-kafka consumer that is never a
 member of the group.
 
-A `FetchBuffer` brings what the consumer fetched, by partition, and `make_batches` makes
-batches of it. End-of-partition events mark where a partition ends, and move the
+A `FetchBuffer` returns what the consumer fetched, by partition, and `make_batches`
+makes batches of it. End-of-partition events mark where a partition ends, and move the
 position past transaction markers, which librdkafka's own position never passes.
 
 Invariant: the records returned of a partition have growing offsets from the assigned
 position on, each once. librdkafka discards what it fetched before a change of
 assignment; records below the next offset are dropped as well. Turned down: `pause` and
 `resume` to hold a partition (0.3 to 1 s until records come again, measured). The buffer
-keeps its records instead; if they become many, the partition is unassigned, and
-assigned again where the kept ones end. That discards what the client has fetched ahead,
-so nothing is taken from the client while all partitions are held. Turned down: `seek`
-(it fails while a partition is only about to be read); the partition is unassigned and
-assigned again.
+keeps its records instead. If they become many, the partition is unassigned, and later
+assigned again at the end of the buffered records. Unassigning discards what the client
+has fetched ahead, so nothing is taken from the client while all partitions are held.
+Turned down: `seek` (it fails while a partition is only about to be read); the partition
+is unassigned and assigned again.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from coopstreams.topology.keys import KeyRange
 
 HELD_RECORDS = 50_000
 HELD_BYTES = 32 << 20
-"""The approximate bound on the records kept in memory for a held partition; above it,
-it is unassigned.
+"""The approximate bound on the records kept in memory for a held partition. Above it,
+the partition is unassigned.
 """
 MOST_AT_ONCE = 1_000_000
 """The limit of `consume`."""
@@ -79,7 +79,7 @@ deleted topic.
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """One partition that is being read."""
+    """A partition that is being read, with its position."""
 
     partition: TopicPartition
     at: Position
@@ -91,8 +91,8 @@ class _Reading:
     failure: LogError | None = None
     """Why the partition cannot be read from its position; None: it can."""
     astray: bool = False
-    """Whether the client has stopped fetching it because of another position: it must
-    be assigned again.
+    """Whether the client has stopped fetching the partition because of an old position:
+    it must be assigned again.
     """
 
     def seek(self, at: Position) -> None:
@@ -103,8 +103,8 @@ class _Reading:
 
 
 class KafkaReader:
-    """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each
-    other.
+    """A `Reader` of a Kafka cluster. One thread: two threads in one consumer starve
+    each other.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
@@ -123,7 +123,7 @@ class KafkaReader:
         self._looked_at = time.monotonic()
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read exactly these partitions."""
+        """Read exactly these partitions: see `Reader.assign`."""
         self._look_for(
             [partition for partition in positions if partition not in self._readings]
         )
@@ -154,7 +154,7 @@ class KafkaReader:
             self._buffer.route(partition, self._routes[partition])
 
     def _move(self, reading: _Reading, to: Position | None) -> None:
-        """Read a partition from another position; None: no longer."""
+        """Read a partition from another position; None: stop reading it."""
         partition = reading.partition
         if to is not None:
             if to.offset < reading.at.offset:
@@ -180,7 +180,7 @@ class KafkaReader:
         advances: bool = False,
         writers: int | None = None,
     ) -> None:
-        """Give each record to the slot of its key range."""
+        """Give each record to the slot of its key range: see `Reader.route`."""
         routes = Routes(
             ranges,
             timestamps,
@@ -197,7 +197,7 @@ class KafkaReader:
             self._buffer.route(partition, routes)
 
     def clock(self, partition: TopicPartition) -> Clock | None:
-        """Return the clock of a partition of a timed topic."""
+        """Return the clock of a timed topic's partition; None: its topic is not timed."""
         return self._clocks.get(partition)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
@@ -233,7 +233,7 @@ class KafkaReader:
                 return []
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one."""
+        """End the wait of the running fetch, or of the next one."""
         self._awake = True
         self._buffer.wake()
 
@@ -246,8 +246,8 @@ class KafkaReader:
             self._consumer.close()
 
     def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
-        """Check that these partitions exist; return if no broker answers, because the
-        fetches report that.
+        """Check that these partitions exist. If no broker answers, do nothing, because
+        the fetches report that.
         """
         wanted: dict[str, int] = {}
         for partition in partitions:
@@ -286,7 +286,9 @@ class KafkaReader:
                 time.sleep(0.02)
 
     def _look_after_silent_topics(self) -> None:
-        """Note the failure of partitions whose topic is gone."""
+        """Check, from time to time, the partitions that return nothing: their topic may
+        be gone, or the client may need to be replaced.
+        """
         if time.monotonic() - self._looked_at < SILENCE_S:
             return
         self._looked_at = time.monotonic()
@@ -303,7 +305,7 @@ class KafkaReader:
             reading.looks += 1
 
     def _note_missing(self, silent: Sequence[_Reading]) -> None:
-        """Note the failure of those of these partitions that the cluster does not have.
+        """Set the failure of each silent partition that the cluster does not have.
 
         Raises:
             KafkaException: no broker answers.
@@ -321,7 +323,7 @@ class KafkaReader:
 
     def _overlooks(self, silent: _Reading) -> bool:
         """Whether a silent partition has records that the client does not fetch.
-        Checked after 2, 4, 8 and 16 looks.
+        Checked only after 2, 4, 8 and 16 looks.
         """
         if not silent.taken or silent.held or silent.failure is not None:
             return False
@@ -345,9 +347,9 @@ class KafkaReader:
         """Replace the client, and read on.
 
         Usually the brokers are unreachable, and that heals. But a client that requested
-        metadata from the last broker while that shut down got none, and never asks
-        again (librdkafka 2.16; one client in forty, measured). If none can be made now,
-        the old client stays until the next look.
+        metadata from the last broker during its shutdown got none, and never asks again
+        (librdkafka 2.16; one client in forty, measured). If no new client can be made
+        now, the old one stays until the next look.
         """
         logger.debug("reading: %s; going on with a new client", why)
         try:
@@ -396,12 +398,15 @@ class KafkaReader:
                 reading.taken = False
 
     def _is_full(self, reading: _Reading) -> bool:
-        """Whether enough records of a partition are buffered."""
+        """Whether so many records of a partition are buffered that it should not be
+        fetched further.
+        """
         records, size = self._buffer.kept(reading.partition)
         return records >= HELD_RECORDS or size >= HELD_BYTES
 
     def _fetch(self, most: int, timeout_s: float) -> list[RecordBatch]:
-        """Return the buffer's records; unassign held partitions with enough of them.
+        """Return batches of buffered records; unassign held partitions that have many
+        of them.
 
         While all partitions are held, hardly anything is taken from the client, which
         stops fetching when its own buffer is full.
@@ -451,11 +456,12 @@ class KafkaReader:
         return runs
 
     def _end(self, reading: _Reading, part: Part) -> int | None:
-        """Return the end of the partition if it comes after the records; heed all other
-        events.
+        """Return the end of the partition if it comes after the records; handle all
+        other events.
 
         librdkafka may report late that a position is out of range from which it no
-        longer reads. It names the position; such a report is ignored.
+        longer reads. The report names the position. Then the partition is only assigned
+        again.
         """
         end: int | None = None
         for error, offset, after in part.events:
@@ -484,7 +490,7 @@ class KafkaReader:
         """Keep errors that do not heal, each with its topic, for the next fetch to
         raise.
 
-        Errors of the group are ignored: it is never joined.
+        Errors of the group are ignored: the reader never joins it.
         """
         for error, topic in events:
             if (
@@ -523,8 +529,8 @@ def _buffer_of(
     settings: dict[str, Any],
     errors: ClientErrors,
 ) -> FetchBuffer:
-    """Return the buffer for a consumer that this thread has just made, of the data
-    plane that runs.
+    """Return the fetch buffer of the data plane that runs, for a consumer that this
+    thread has just made.
     """
     fetcher = fetcher_of(consumer, settings)
     return (

@@ -1,5 +1,5 @@
-"""A schema registry that speaks Confluent's REST interface: Confluent's, Apicurio's,
-Karapace, Redpanda's.
+"""A client of schema registries with Confluent's REST interface: Confluent's,
+Apicurio's, Karapace, Redpanda's.
 
 Invariant: a `RegistryClient` is a value: equal settings are the same registry, and it
 can be sent to another process.
@@ -28,16 +28,17 @@ REFUSED_S = 5.0
 """How long a missing schema id is remembered: a topic may be full of such records."""
 _MOST_REFUSED = 10_000
 AWAY_S = 1.0
-"""How long it is remembered that the registry does not answer: a reader extracts
-timestamps of whole batches.
+"""How long an outage of the registry is remembered: a reader extracts timestamps of
+whole batches.
 """
 _NOT_FOUND = 404
 _CONFLICT = 409
 _INVALID = 422
 _NO_SUCH = range(40400, 40500)
-"""The error codes of a registry that has no such subject, version or schema. A 404
-without one is from something else, as a proxy whose registry is away: taken for the
-registry's, it would drop records that can be read a moment later.
+"""The error codes by which a registry says that a subject, version or schema does not
+exist. A 404 without such a code comes from something else, such as a proxy whose
+registry is away. If it counted as the registry's, records that can be read a moment
+later would be dropped.
 """
 
 
@@ -49,7 +50,9 @@ _away: dict[RegistryClient, tuple[float, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class RegistryClient:
-    """A `SchemaRegistry` over HTTP. `settings` are those of confluent-kafka's client."""
+    """A `SchemaRegistry` over HTTP. `settings`: the settings of confluent-kafka's
+    client.
+    """
 
     url: str
     settings: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -57,21 +60,22 @@ class RegistryClient:
     """Whether schemas may be registered."""
 
     def latest(self, subject: str) -> Schema | None:
-        """Return the latest version of a subject."""
+        """Return the latest version of a subject; None: the subject does not exist."""
         found = self._ask(lambda client: client.get_latest_version(subject), _NOT_FOUND)
         return None if found is None else self._ours(found.schema)
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
-        """Return the id of a schema under a subject."""
+        """Return the id of a schema under a subject; None: it is not registered."""
         found = self._registered(subject, schema)
         return None if found is None else int(found.schema_id)
 
     def register(self, subject: str, schema: Schema) -> int:
-        """Register a schema, after those that it names, each of these under its name.
+        """Register a schema, and return its id. Schemas that it refers to are
+        registered first, each under its own name.
 
         Raises:
-            SerdeError: it is incompatible with the subject's versions, or schemas are
-            registered by others.
+            SerdeError: the schema is incompatible with the subject's versions, or this
+                client may not register schemas.
         """
         if not self.registers:
             raise SerdeError(
@@ -92,12 +96,12 @@ class RegistryClient:
         return int(number)
 
     def schema(self, number: int) -> Schema:
-        """Return the schema with this id. A missing one is remembered for `REFUSED_S`,
-        an outage for `AWAY_S`.
+        """Return the schema with this id. A missing schema is remembered for
+        `REFUSED_S`, an outage for `AWAY_S`.
 
         Raises:
             RegistryUnavailableError: the registry does not answer.
-            SerdeError: there is none.
+            SerdeError: the registry has no schema with this id.
         """
         now = monotonic()
         (away_until, said) = _away.get(self, (0.0, ""))
@@ -141,8 +145,8 @@ class RegistryClient:
         return Schema(str(schema.schema_str), schema.schema_type, tuple(references))
 
     def _theirs(self, schema: Schema) -> Any:
-        """Return a schema in the client's form; None: one that it names is not
-        registered.
+        """Return a schema in the form of confluent-kafka; None: a schema that it refers
+        to is not registered.
         """
         from confluent_kafka import schema_registry
 
@@ -154,7 +158,9 @@ class RegistryClient:
         )
 
     def _place(self, reference: Reference) -> Any:
-        """Return where the registry has a schema that another one names; None: nowhere."""
+        """Return the registry's subject and version of a schema that another one refers
+        to; None: it is not registered.
+        """
         from confluent_kafka.schema_registry import SchemaReference
 
         if reference.version:
@@ -186,8 +192,8 @@ class RegistryClient:
         )
 
     def _ask(self, request: Callable[[Any], R], absent: int | None = None) -> R | None:
-        """Return the answer; None if the registry says that there is none, with the
-        status `absent`.
+        """Return the answer of the registry; None if it says, with the HTTP status
+        `absent`, that the object does not exist.
         """
         from confluent_kafka.schema_registry import SchemaRegistryError
 
@@ -211,7 +217,7 @@ def registry_of(config: Config) -> RegistryClient:
     """Return the registry of the settings.
 
     Raises:
-        ConfigError: none is set, or the extra is not installed.
+        ConfigError: no registry is set, or the extra is not installed.
     """
     if (url := config[f"{PREFIX}url"]) is None:
         raise ConfigError(
@@ -243,16 +249,16 @@ def registry_of(config: Config) -> RegistryClient:
 
 
 def _normal(schema: Schema) -> bool:
-    """Whether the registry is to compare meaning and not text: one Protobuf file can be
-    written as many texts.
+    """Whether the registry should compare the meaning of a schema and not its text: one
+    Protobuf file can be written as many texts.
     """
     return schema.kind == "PROTOBUF"
 
 
 @cache
 def _client(settings: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the client, which caches schemas. It does not pause between tries: its
-    caller does.
+    """Return the HTTP client, which caches schemas. It makes no retries: its caller
+    does.
     """
     from confluent_kafka.schema_registry import SchemaRegistryClient
 

@@ -80,16 +80,16 @@ class AcquiredRecord:
 
     @property
     def id(self) -> tuple[str, int, int]:
-        """Topic, partition, offset."""
+        """The topic, partition and offset of the record."""
         return self.topic, self.partition, self.offset
 
 
 def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
-    """Delete a share group with its progress; one that does not exist is fine.
+    """Delete a share group with its progress, if it exists.
 
     Raises:
-        GroupError: it has members. Stop them.
-        LogError: refused, or no answer in time.
+        GroupError: the group has members. Stop them.
+        LogError: the brokers refuse, or do not answer in time.
     """
     errors = ClientErrors(login_of(settings))
     admin: AdminClient = make_client(
@@ -127,8 +127,8 @@ class KafkaShare:
         group_settings: Mapping[str, str],
         writes: Collection[str] = (),
     ) -> None:
-        """Alter the settings of the group, for all of its members; join with
-        `subscribe`.
+        """Alter the settings of the group, for all of its members. `subscribe` then
+        joins the group.
 
         `writes`: topics for results. A process that cannot write them would end at the
         first record, and after five starts the brokers would have given up the records
@@ -138,7 +138,7 @@ class KafkaShare:
             ConfigError: the client refuses a setting.
             AccessDeniedError: this principal may not write one of these topics.
             LogError: the brokers refuse the group's settings: they are too old, or this
-            principal may not alter them.
+                principal may not alter them.
         """
         self._errors = ClientErrors(login_of(settings))
         self._group = group
@@ -155,7 +155,7 @@ class KafkaShare:
         )
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe to these topics."""
+        """Subscribe to these topics, and join the group."""
         self._client.subscribe(list(topics))
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
@@ -163,8 +163,8 @@ class KafkaShare:
         unreachable.
 
         Raises:
-            LogError: an error that does not heal; retryable: a new member may get
-            records.
+            LogError: an error that does not heal. If it is retryable, a new member may
+                get records.
         """
         if self._errors.fatal is not None:
             raise self._failure(self._errors.fatal)
@@ -205,12 +205,12 @@ class KafkaShare:
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
-        """Acknowledge a record as done, or release it for another delivery. Counts with
-        the next `commit`.
+        """Acknowledge a record as done, or release it for another delivery. The next
+        `commit` sends that.
 
         Raises:
-            LogError: this member does not have it any more: it was removed from the
-            group, and joins again.
+            LogError: this member does not have the record any more: it was removed from
+                the group, and joins again.
         """
         try:
             self._client.acknowledge_offset(

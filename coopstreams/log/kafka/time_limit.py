@@ -19,8 +19,8 @@ from typing import Any
 
 
 class Bounded:
-    """Makes calls, one at a time, on a thread that is abandoned with a call that never
-    returns. One thread uses it.
+    """Runs calls, one at a time, on a thread of its own. A thread whose call never
+    returns is abandoned. One thread uses it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Bounded:
         """Return the result of the call, or raise its exception.
 
         Raises:
-            TimeoutError: it has not returned in this time.
+            TimeoutError: the call has not returned within `timeout_s`.
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()

@@ -22,7 +22,8 @@ Settings: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How to reach the environment.
+    """The host of an instance or a consumer, and functions that connect to its cluster
+    and its group's coordinator.
 
     Units: `cluster` is called with the seconds for which brokers may be unreachable
     before a request fails.

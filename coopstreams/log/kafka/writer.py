@@ -2,15 +2,15 @@
 
     at-least-once   a callback for failures only; the first one is raised by `flush`
     transactional   a callback for the last record of each batch only: it has the end of a changelog, or the topic
-                    that is gone; an undelivered record fails the transaction as well,
-                    and `send_offsets` or `commit` raises it
+                    that is gone; an undelivered record also fails the transaction, and `send_offsets` or
+                    `commit` raises that
     native          no callback: the extension notes the first failure and the last offsets (see `native`)
 
-Invariant: records of one `append` reach each partition in order, also when the queue
-was full in between. A repeated request is recognised over a restart of the broker, too,
-except outside transactions when the record times are more than a day old: the broker
-forgets producers by the time of their last record (producer.id.expiration.ms).
-At-least-once then doubles a batch (measured).
+Invariant: records of one `append` reach each partition in order, even if the queue was
+full in between. A broker recognises a repeated request after its restart as well. The
+exception: outside transactions, if the record times are more than a day old, because
+the broker forgets producers by the time of their last record
+(producer.id.expiration.ms). At-least-once then doubles a batch (measured).
 
 Invariant: after any error `abort` makes the writer usable: by ending the transaction,
 or else with a new producer. Turned down: keyword arguments of `produce` (twice the
@@ -85,7 +85,7 @@ thousand times a second.
 
 
 class KafkaWriter:
-    """Writes to a Kafka cluster. One thread."""
+    """A `Writer` to a Kafka cluster. One thread."""
 
     def __init__(
         self,
@@ -96,10 +96,11 @@ class KafkaWriter:
         transactions: Callable[[], Transactions],
         written: Callable[[], Collection[str]],
     ) -> None:
-        """`written`: returns the topics that transactions of this id may have written
-        to.
+        """Make the producer. A transactional one takes over its id, which ends the open
+        transaction.
 
-        `transactions` is called for a transactional writer only.
+        `transactions` is called for a transactional writer only. `written`: returns the
+        topics that transactions of this id may have written to.
         """
         self._servers = settings.get("bootstrap.servers")
         self._settings = producer_settings(settings, transactional_id)
@@ -126,7 +127,9 @@ class KafkaWriter:
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
         self._topics = set[str]()
-        """The topics to which the transaction has written: its failure names none."""
+        """The topics to which the transaction has written, because its failure names no
+        topic.
+        """
         self._closed = False
         self._bounded = Bounded()
         self._producer: Producer | None = None
@@ -182,7 +185,7 @@ class KafkaWriter:
         where: int | Int64s,
         headers: Sequence[Headers | None] | None,
     ) -> bool:
-        """Queue these records by the extension; return whether it could."""
+        """Queue these records by the extension; return False if it cannot handle them."""
         start = 0
         while (
             told := native.append(
@@ -340,10 +343,10 @@ class KafkaWriter:
             raise away(self._servers, what, most_s, self._errors) from error
 
     def _check_coordinator(self, fence: GroupFence, what: str) -> None:
-        """Check that the client may know the group's coordinator.
+        """Check that the group's coordinator is the one that the client remembers.
 
-        It remembers the first one it found, and waits for it even if that broker has
-        left the cluster meanwhile (librdkafka issue 5511).
+        librdkafka remembers the first one it found, and waits for it even if that
+        broker has left the cluster meanwhile (librdkafka issue 5511).
 
         Raises:
             LogError: the coordinator is another one by now: a new producer finds it.
@@ -404,7 +407,7 @@ class KafkaWriter:
                 made_again(self._start)
 
     def _goes_on(self, producer: Producer) -> bool:
-        """Whether the next transaction may be one of this producer."""
+        """Whether this producer can be used for the next transaction."""
         if self._void or self._errors.transaction:
             return False
         return self._id is not None or not len(producer)
@@ -440,7 +443,7 @@ class KafkaWriter:
             self._discard()
 
     def _ready(self, *, in_transaction: bool = True) -> Producer:
-        """Return the producer, if it may write now."""
+        """Return the producer; raise an error if nothing may be written now."""
         if self._closed:
             raise LogError("this writer is closed")
         if self._id is not None and in_transaction and not self._open:
@@ -480,7 +483,8 @@ class KafkaWriter:
         """Take over the transactional id, once its last transaction has ended in all
         partitions.
 
-        The ongoing transaction, which this aborts, is settled afterwards.
+        The take-over aborts an ongoing transaction; then this waits until that has
+        ended in its partitions as well.
         """
         transactions = self._transactions()
         ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
@@ -498,8 +502,9 @@ class KafkaWriter:
         timeout_s: float,
         what: str,
     ) -> None:
-        """Commit or abort; wait for every partition if the coordinator may skip one
-        (see `group.missing_markers`).
+        """Make the call that commits or aborts. If the coordinator may skip a partition
+        (see `group.missing_markers`), wait until the transaction has ended in all of
+        them.
         """
         assert self._id is not None
         transactions = self._transactions()
@@ -519,7 +524,9 @@ class KafkaWriter:
             self._producer = self._native = None
 
     def _serve(self) -> None:
-        """Poll the producer for its callbacks; note an exception as fatal."""
+        """Poll the producer, which runs its callbacks; keep an exception as a fatal
+        error.
+        """
         if self._producer is not None:
             try:
                 self._producer.poll(0)
@@ -533,13 +540,13 @@ class KafkaWriter:
         what: str,
         group: str = "",
     ) -> None:
-        """Make a call of the transactional API until it succeeds, refuses, or time runs
-        out.
+        """Repeat a call of the transactional API until it succeeds, is refused, or time
+        runs out.
 
-        A call that ran out of time is not made again. librdkafka goes on with it and
-        offers to resume it; but if a resumed commit runs out of time as well, the
-        client forgets that it commits, takes the coordinator's answer for that to an
-        abort, and ends the process (an assertion in `rd_kafka_txn_endtxn_complete`;
+        A call that ran out of time is not repeated. librdkafka goes on with it and
+        offers to resume it. But if a resumed commit runs out of time as well, the
+        client forgets that it commits, takes the coordinator's answer for the answer to
+        an abort, and ends the process (an assertion in `rd_kafka_txn_endtxn_complete`;
         seen on a busy machine).
         """
         deadline = time.monotonic() + timeout_s
@@ -574,8 +581,10 @@ class KafkaWriter:
         topic: str = "",
         group: str = "",
     ) -> LogError:
-        """Return our exception. A client with a fatal error reports only the
-        consequence; the cause came earlier.
+        """Return the exception of coopstreams for an exception of the client.
+
+        A client with a fatal error reports only the consequence; the cause came
+        earlier.
         """
         error = error_of(exception)
         if error.fatal():
@@ -615,7 +624,9 @@ class KafkaWriter:
                 pass
 
     def _take_failure(self) -> tuple[KafkaError, str, str] | None:
-        """Return the first failure of a record since the last call."""
+        """Return error, message and topic of the first record that was not delivered
+        since the last call; None: all were.
+        """
         failure = self._failure
         self._failure = None
         if (
@@ -630,7 +641,9 @@ class KafkaWriter:
         return failure
 
     def _note(self, error: KafkaError | None, message: Message) -> None:
-        """Note where the last record of a batch was delivered, or why it was not."""
+        """Note the offset after the last record of a batch, or that the record was not
+        delivered.
+        """
         topic = message.topic()
         partition = message.partition()
         offset = message.offset()
@@ -653,7 +666,7 @@ def _undelivered(topic: str) -> str:
 
 
 def group_metadata(fence: GroupFence) -> bytes:
-    """Return the identity as `send_offsets_to_transaction` takes it.
+    """Return the bytes of an identity for `send_offsets_to_transaction`.
 
     Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8
     (1: no instance; 0: instance, NUL follows).

@@ -26,8 +26,8 @@ from coopstreams.topology.errors import LogError
 class MemoryLog:
     """A cluster in memory. Thread-safe: one lock.
 
-    `check_fence` stands for the group coordinator: it returns why a fence is stale, or
-    None. By default no fence is.
+    `check_fence` acts as the group coordinator: it returns why a fence is stale, or
+    None. By default no fence is stale.
     """
 
     def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
@@ -52,8 +52,8 @@ class MemoryLog:
         """Do nothing: transactions never hang."""
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that
-        exist.
+        """Return the partition count of each of these topics (None: of all topics) that
+        exists.
         """
         with self._state.changed:
             known = {
@@ -84,7 +84,7 @@ class MemoryLog:
                 self._state.create_topic(spec)
 
     def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
-        """Delete these topics; one that does not exist is fine."""
+        """Delete these topics; ignore missing ones."""
         for name in names:
             if check is not None:
                 check(name)
@@ -123,8 +123,8 @@ class MemoryLog:
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the end if
-        there is none.
+        """Return the first offset whose record time is at least `timestamp_ms`; the end
+        if there is no such record.
         """
         with self._state.changed:
             return self._state.partition(partition).offset_at(timestamp_ms)
@@ -146,7 +146,7 @@ class MemoryLog:
         offset: int,
         check: Check | None = None,
     ) -> None:
-        """Delete the records below an offset."""
+        """Delete the records of a partition below an offset."""
         if check is not None:
             check(partition.topic)
         with self._state.changed:
@@ -164,7 +164,7 @@ class MemoryLog:
         """Check that the topic would take these records, without writing them.
 
         Raises:
-            RefusedError: it would not.
+            RefusedError: the topic would refuse a record.
         """
         check_records(self._state.topic(topic), keys, values)
 

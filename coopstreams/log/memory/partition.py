@@ -27,7 +27,9 @@ from coopstreams.topology.columns import (
 
 @dataclass(slots=True, eq=False)
 class _Span:
-    """Records of one producer that count together or not at all."""
+    """The records of one producer between two of its markers: they count together or
+    not at all.
+    """
 
     start: int
     aborted: bool = False
@@ -65,7 +67,9 @@ class Partition:
         headers: Sequence[Headers | None] | None,
         producer: Producer | None,
     ) -> None:
-        """Add records at the end; those of a producer are open until its marker."""
+        """Add records at the end. With a producer, they are uncommitted until its
+        marker.
+        """
         span = None if producer is None else self._open.get(producer)
         if span is None and producer is not None:
             span = self._open[producer] = _Span(self.end)
@@ -97,8 +101,8 @@ class Partition:
         *,
         committed_only: bool,
     ) -> tuple[Columns, int, bool]:
-        """Return up to `most` records from a position on, the next position, and
-        whether that is the end.
+        """Return up to `most` records from an offset on, the next position, and whether
+        that is the end.
         """
         limit = self.stable_end if committed_only else self.end
         stop = bisect_left(self._offsets, limit)
@@ -113,8 +117,8 @@ class Partition:
                 return columns, position, last >= stop
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the end if
-        there is none.
+        """Return the first offset whose record time is at least `timestamp_ms`; the end
+        if there is no such record.
         """
         found = zip(self._offsets, self._timestamps, strict=True)
         return next(
@@ -123,11 +127,11 @@ class Partition:
         )
 
     def compact(self, before: int | None = None) -> None:
-        """Keep the last committed record of each key, and everything from the first
-        open transaction on.
+        """Keep only the last committed record of each key. All records from the first
+        open transaction on stay.
 
-        `before`: and everything from this offset on, as `min.compaction.lag.ms` does
-        for a time.
+        `before`: all records from this offset on stay as well, as
+        `min.compaction.lag.ms` does for a time.
         """
         end = self.stable_end if before is None else min(before, self.stable_end)
         stable = bisect_left(self._offsets, end)

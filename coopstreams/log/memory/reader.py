@@ -23,7 +23,9 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(slots=True)
 class Reading:
-    """One partition that is being read; readers of the simulation use it as well."""
+    """A partition that is being read, with its position. Readers of the simulation use
+    it as well.
+    """
 
     at: Position
     held: bool = False
@@ -32,7 +34,7 @@ class Reading:
 
 
 class MemoryReader:
-    """Reads partitions of a `MemoryLog`. One thread."""
+    """A `Reader` of a `MemoryLog`. One thread."""
 
     def __init__(self, state: MemoryState, *, committed_only: bool) -> None:
         self._state = state
@@ -43,7 +45,7 @@ class MemoryReader:
         self._closed = self._awake = False
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read exactly these partitions."""
+        """Read exactly these partitions: see `Reader.assign`."""
         with self._state.changed:
             for partition in positions:
                 self._state.partition(partition)
@@ -74,7 +76,7 @@ class MemoryReader:
         advances: bool = False,
         writers: int | None = None,
     ) -> None:
-        """Give each record to the slot of its key range."""
+        """Give each record to the slot of its key range: see `Reader.route`."""
         self._routes[partition] = Routes(
             ranges,
             timestamps,
@@ -87,7 +89,7 @@ class MemoryReader:
         )
 
     def clock(self, partition: TopicPartition) -> Clock | None:
-        """Return the clock of a partition of a timed topic."""
+        """Return the clock of a timed topic's partition; None: its topic is not timed."""
         return self._clocks.get(partition)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
@@ -116,12 +118,12 @@ class MemoryReader:
         return self._readings[partition].at
 
     def routes(self, partition: TopicPartition) -> Routes:
-        """Return the routes of a partition, as the last `route` made them."""
+        """Return the routes that the last call of `route` made for a partition."""
         return self._routes[partition]
 
     def move(self, partition: TopicPartition, end: Position) -> None:
-        """Go on at the end of a partition, behind records that the caller has processed
-        by itself.
+        """Go on at the end of a partition, because the caller has processed the records
+        before it by itself.
         """
         reading = self._readings[partition]
         reading.at = end
@@ -131,9 +133,8 @@ class MemoryReader:
         """Yield the batches of each available record, and of each end that is reached,
         partition by partition.
 
-        The caller may hold the partition of a record that it got: its others are then
-        left. One that is found goes behind the others for the next time, as with
-        `fetch`.
+        If the caller holds the partition of a record, the partition's other records are
+        left. A partition that had a record comes last the next time, as with `fetch`.
         """
         for partition, reading in list(self._readings.items()):
             if partition.topic not in topics:
@@ -147,7 +148,7 @@ class MemoryReader:
                 yield batches
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one."""
+        """End the wait of the running fetch, or of the next one."""
         self._awake = True
         with self._state.changed:
             self._state.changed.notify_all()

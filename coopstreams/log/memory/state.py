@@ -2,8 +2,8 @@
 transactions, group offsets.
 
 Readers and writers share it under one lock. Each method is a broker's work for one
-request. None waits or uses a clock. A model of a cluster delays one step, `tell`: the
-coordinator has decided how a transaction ended, and informs a participant.
+request. None waits or uses a clock. A simulated cluster overrides `tell`, the step in
+which the coordinator informs a participant how a transaction ended, to delay it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from coopstreams.topology.errors import (
 )
 
 CheckFence = Callable[[GroupFence], str | None]
-"""The group coordinator: returns why the fence is stale, or None; may raise an error of
-its own.
+"""The group coordinator's check: returns why the fence is stale, or None; may raise an
+error of its own.
 """
 
 
@@ -44,8 +44,8 @@ class Topic:
     id: str
     partitions: list[Partition]
     next_keyless: int = 0
-    """The partition of the next record without a key: round robin, so that a run can be
-    repeated exactly.
+    """The number whose remainder is the partition of the next record without a key:
+    round robin, so that a run can be repeated exactly.
     """
 
 
@@ -56,8 +56,8 @@ def new_id() -> str:
 
 @dataclass(eq=False)
 class MemoryState:
-    """The whole state. Hold `changed` for any access; it is notified when there may be
-    more to read.
+    """The whole state of a `MemoryLog`. Hold `changed` for any access; it is notified
+    when there may be more to read.
     """
 
     check_fence: CheckFence
@@ -72,7 +72,7 @@ class MemoryState:
         """Return a partition.
 
         Raises:
-            UnknownTopicError: there is none.
+            UnknownTopicError: the partition does not exist.
         """
         topic = self.topics.get(where.topic)
         if topic is None or not 0 <= where.partition < len(topic.partitions):
@@ -85,7 +85,7 @@ class MemoryState:
         """Return a topic.
 
         Raises:
-            UnknownTopicError: there is none.
+            UnknownTopicError: the topic does not exist.
         """
         topic = self.topics.get(name)
         if topic is None:
@@ -127,7 +127,7 @@ class MemoryState:
         """Delete the records of a partition below an offset.
 
         Raises:
-            OffsetOutOfRangeError: the partition ends before it.
+            OffsetOutOfRangeError: the partition ends before the offset.
         """
         stored = self.partition(where)
         if offset > stored.end:
@@ -181,11 +181,11 @@ class MemoryState:
         fence: GroupFence,
         session: ProducerSession | None = None,
     ) -> None:
-        """Add offsets of a group: to the open transaction, or, without a session, to
-        the committed ones.
+        """Add offsets of a group to the open transaction of the session; without a
+        session, commit them at once.
 
         Raises:
-            FencedError: the fence is stale, or the session.
+            FencedError: the fence or the session is stale.
         """
         fence.check(offsets)
         if (reason := self.check_fence(fence)) is not None:

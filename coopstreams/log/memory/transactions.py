@@ -21,15 +21,15 @@ from typing import NamedTuple, Protocol, TypeAlias
 from coopstreams.topology.columns import TopicPartition
 
 Offsets: TypeAlias = Mapping[TopicPartition, tuple[int, str]]
-"""Offset and metadata of partitions."""
+"""The offset and metadata of each partition."""
 
 
 class Participant(Protocol):
-    """A place with uncommitted parts of a transaction."""
+    """A participant of transactions: a partition, or the offsets of a group."""
 
     @property
     def where(self) -> TopicPartition | str:
-        """The partition, or the group."""
+        """The partition, or the name of the group."""
         ...
 
     def is_open(self, producer: Producer) -> bool:
@@ -37,8 +37,8 @@ class Participant(Protocol):
         ...
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Write the marker: the producer's open records or offsets here count, or never
-        will.
+        """Write the marker of the producer: it commits or aborts the producer's open
+        records or offsets here.
         """
 
 
@@ -60,8 +60,8 @@ class Producer:
 
 
 class ProducerSession(NamedTuple):
-    """A writer's right to a transactional id: void once another writer has taken it
-    over.
+    """A writer's right to a transactional id. It ends when another writer takes over
+    the id.
     """
 
     producer: Producer
@@ -77,8 +77,8 @@ class GroupOffsets:
     """The offsets of a group: committed ones, and those that open transactions have
     sent.
 
-    Invariant: the offset that was sent last counts, whenever its transaction ends (as
-    in Kafka's coordinator).
+    Invariant: of several offsets of a partition, the one that was sent last counts,
+    whenever its transaction ends (as in Kafka's coordinator).
     """
 
     def __init__(self, group: str) -> None:
@@ -91,7 +91,7 @@ class GroupOffsets:
 
     @property
     def committed(self) -> dict[TopicPartition, tuple[int, str]]:
-        """Offset and metadata of each partition."""
+        """The committed offset and metadata of each partition."""
         return {partition: told for partition, (_, told) in self._committed.items()}
 
     @property
@@ -102,7 +102,7 @@ class GroupOffsets:
         )
 
     def send(self, offsets: Offsets, producer: Producer | None) -> None:
-        """Add offsets: they count now, or with the producer's transaction."""
+        """Add offsets: at once committed, or, with a producer, when its transaction is."""
         self._sent += 1
         target = (
             self._committed

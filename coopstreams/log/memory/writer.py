@@ -1,4 +1,4 @@
-"""The writer of a `MemoryLog`: records are in the log at once; a transaction only
+"""The writer of a `MemoryLog`. Its records are in the log at once; a transaction only
 decides whether they count.
 """
 
@@ -20,7 +20,7 @@ MOST_BYTES = 1_048_588
 
 
 class MemoryWriter:
-    """Writes to a `MemoryLog`. One thread."""
+    """A `Writer` to a `MemoryLog`. One thread."""
 
     def __init__(self, state: MemoryState, transactional_id: str | None) -> None:
         self._state = state
@@ -85,8 +85,8 @@ class MemoryWriter:
                 self._state.check(self._session)
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record in the partition, 0 without
-        any.
+        """Return the offset after this writer's last record in a partition; 0: there is
+        none.
         """
         return self._delivered.get(partition, 0)
 
@@ -117,8 +117,8 @@ class MemoryWriter:
         self._end(commit=True)
 
     def abort(self) -> None:
-        """Abort the transaction: nothing of it counts. A fenced writer takes its id
-        over again with the next one.
+        """Abort the transaction: nothing of it counts. A fenced writer takes over its
+        id again with its next transaction.
         """
         with self._state.changed:
             if self._session is not None and self._session.is_fenced:
@@ -142,7 +142,7 @@ class MemoryWriter:
             self._open = False
 
     def _take_over(self, transactional_id: str) -> ProducerSession:
-        """Become the writer of the transactional id."""
+        """Take over the transactional id; return the new session."""
         with self._state.changed:
             self._session = self._state.take_over(transactional_id)
             return self._session
@@ -186,7 +186,11 @@ def check_records(
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
 ) -> None:
-    """Check that Kafka would take these records."""
+    """Check that Kafka would take these records.
+
+    Raises:
+        RefusedError: a value is too large, or a key is missing in a compacted topic.
+    """
     config = stored.spec.config
     name = stored.spec.name
     most = int(config.get("max.message.bytes", MOST_BYTES))
