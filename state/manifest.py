@@ -68,8 +68,8 @@ class Slice:
     """The key groups first..last (inclusive) of a store and partition. A slice without
     files has no keys.
 
-    The numbers are those of a `Checkpoint`: `offset` is the changelog offset from which
-    a restore continues.
+    `offset`, `observed` and `true_ms` are as in a `Checkpoint`: a restore continues at
+    `offset` of the changelog.
     """
 
     partition: int

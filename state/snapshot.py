@@ -269,8 +269,8 @@ def fetch(
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
-    """Yield every file with its fault, empty if there is none: in its bytes, its
-    family, its number of keys, or its first and last key.
+    """Yield every file with its fault, empty if it has none: in its bytes, family,
+    number of keys, or first and last key.
 
     `coopstreams snapshots verify` prints them. A task that restores a file checks only
     the bytes: the rest follows from them.

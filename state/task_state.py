@@ -2,7 +2,7 @@
 interval ends.
 
     changes   serialises the dirty entries, once: for the changelogs, and kept for the database
-    commit    writes these same bytes, and with the last of them the changelog offsets that they stand for
+    commit    writes these same bytes, and with the last of them the changelog offsets that they reach
     discard   clears the buffers; the database was not touched
 
 Invariant: the database gets the same changes as the changelogs, after them: it may be

@@ -247,8 +247,8 @@ class VersionTable(TimedTable):
         return None
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that were old at the last commit.
-        Their values are not read.
+        """Delete the committed rows of a plain key that were old (`old_ms`) at the last
+        commit. Their values are not read.
         """
         if self._old_at_commit >= 0:
             for row, data in list(

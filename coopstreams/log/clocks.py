@@ -111,7 +111,7 @@ class Clock:
         self.now = max(self.now, min(self._least))
 
     def forget(self) -> None:
-        """Forget all marks, because the reader goes back behind them."""
+        """Forget all marks, because the reader seeks back."""
         self._times = [[UNHEARD] * GROUPS for _ in range(self.writers)]
         self._least = [UNHEARD] * self.writers
         self.now = UNHEARD
@@ -157,7 +157,7 @@ class Clocks:
         return self._of.get(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Forget the marks of a partition, because the reader goes back behind them."""
+        """Forget the marks of a partition, because the reader seeks back."""
         if (clock := self._of.get(partition)) is not None:
             clock.forget()
 

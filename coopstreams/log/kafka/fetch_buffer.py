@@ -86,7 +86,8 @@ class FetchBuffer(Protocol):
     """
 
     def connect(self, consumer: Consumer) -> None:
-        """Fetch by this client, which the thread has just made. Buffered records stay.
+        """Fetch with this client, which the thread has just made. Buffered records
+        stay.
 
         Raises:
             LogError: the client cannot be used.

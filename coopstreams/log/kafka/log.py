@@ -178,8 +178,8 @@ class KafkaLog:
         """Return the partition count of each of these topics (None: of all topics) that
         exists.
 
-        A topic that this user may not describe is left out of all topics, and an error
-        if it is asked for by name.
+        Topics that this user may not describe are left out of all topics; to name one
+        is an error.
         """
         known = self._known(topics)
         # A broker may not know a new topic yet: wait, so that its creator finds it from
@@ -635,8 +635,8 @@ class KafkaLog:
         patience.rest(f"{partition}: {reason}")
 
     def _check_known(self, where: TopicPartition, since: float) -> float:
-        """Return the time since when a partition has been unknown. `since`: the same,
-        as of the last call; 0: it was known.
+        """Return the time since which a partition has been unknown. `since`: the last
+        result; 0: it was known.
 
         Raises:
             UnknownTopicError: it has been unknown for too long, and its topic was not

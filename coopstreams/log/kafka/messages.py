@@ -117,7 +117,7 @@ class MessageBuffer:
         """The result of `_numbers`; None: out of date."""
 
     def connect(self, consumer: Consumer) -> None:
-        """Fetch by this client from now on."""
+        """Fetch with this client from now on."""
         self._consumer = consumer
 
     def disconnect(self) -> None:

@@ -116,9 +116,9 @@ RawPart: TypeAlias = tuple[
     bool,
     RawAdvances | None,
 ]
-"""Id, columns, the offset after the last record, the stream time after it, events;
-whether there are columns for each slot, None for an empty one, instead of those of all
-records; the advances, if they are cut and were asked for.
+"""The partition's id, columns, the offset after the last record, the stream time after
+it, events, whether the columns are split by slot (None for an empty slot), and the
+advances (if they are split and advances were requested).
 """
 
 
@@ -128,7 +128,7 @@ class Fetcher(Protocol):
     """
 
     def connect(self, consumer: Consumer) -> bool:
-        """Fetch by the consumer that this thread has just made; return False if
+        """Fetch with the consumer that this thread has just made; return False if
         librdkafka has not handed it over.
         """
         ...

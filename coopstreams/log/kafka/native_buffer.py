@@ -139,7 +139,7 @@ class NativeBuffer:
         self._partitions: dict[int, TopicPartition] = {}
 
     def connect(self, consumer: Consumer) -> None:
-        """Fetch by this client, which the thread has just made."""
+        """Fetch with this client, which the thread has just made."""
         if not self._fetcher.connect(consumer):
             raise LogError(
                 "librdkafka has not handed the new client of a reader to the extension",

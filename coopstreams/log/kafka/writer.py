@@ -185,7 +185,9 @@ class KafkaWriter:
         where: int | Int64s,
         headers: Sequence[Headers | None] | None,
     ) -> bool:
-        """Queue these records by the extension; return False if it cannot handle them."""
+        """Queue these records with the extension; return False if it cannot handle
+        them.
+        """
         start = 0
         while (
             told := native.append(
