@@ -34,6 +34,8 @@ _WRITTEN = 50_000
 """Records at once: the queue of a producer is limited."""
 LIMIT_S = 90.0
 KILLS = 3
+CLEANED = {"log.cleaner.backoff.ms": "1000"}
+"""Brokers delete by retention once a second: a changelog that has one loses windows."""
 EXACTLY_ONCE = "exactly_once_v2"
 
 
@@ -154,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     with (
         tempfile.TemporaryDirectory() as name,
-        KafkaBroker(Path(name) / "kafka") as broker,
+        KafkaBroker(Path(name) / "kafka", settings=CLEANED) as broker,
     ):
         folder = Path(name)
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})

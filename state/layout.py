@@ -228,3 +228,12 @@ def horizon(spec: StoreSpec, observed: int) -> int:
     Source: Kafka Streams' strict retention: `start >= observed - retention + 1`.
     """
     return observed - retention_ms(spec) + 1
+
+
+def horizon_at(spec: StoreSpec, stream_time: int) -> int:
+    """Return the first window start that is still visible at a stream time, where the
+    newest window may not have been put yet.
+    """
+    newest = max(0, stream_time - spec.lag_ms)
+    step_ms = spec.step_ms or spec.window_ms or 1
+    return horizon(spec, newest - newest % step_ms)

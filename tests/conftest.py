@@ -81,13 +81,11 @@ needs_native = pytest.mark.skipif(
 PATIENT = {
     "session.timeout.ms": 60_000,
     "transaction.timeout.ms": 60_000,
-    "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
     "consumer.fetch.wait.max.ms": 50,
 }
 """Settings for tests with another subject: a machine may pause for seconds without the
-loss of a membership or of the last commit; windows of 1970 stay in their changelogs; an
-idle consumer fetches 20 times a second, not 100, which were two thirds of the shared
-broker's requests.
+loss of a membership or of the last commit; an idle consumer fetches 20 times a second,
+not 100, which were two thirds of the shared broker's requests.
 """
 
 

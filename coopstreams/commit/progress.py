@@ -552,12 +552,11 @@ class Progress:
         """
         return max(segment.stream_time for segment in self.staged_segments(partition))
 
-    def stable(self, partition: TopicPartition) -> int | None:
-        """Return the stable offset as this task last committed it; None unless the task
-        owns hash 0.
+    def stable(self, partition: TopicPartition) -> Committed | None:
+        """Return the stable offset, with its times, as this task last committed it;
+        None unless the task owns hash 0.
         """
-        plain = self.plain_offset(partition)
-        return None if plain is None or self.key_range.start else plain.offset
+        return None if self.key_range.start else self.plain_offset(partition)
 
     @property
     def mirrors(self) -> bool:

@@ -38,7 +38,6 @@ from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimization import parse_optimization
-from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import store_type_of
 
@@ -431,9 +430,8 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     ),
     "windowstore.changelog.additional.retention.ms": (
         integer(0),
-        ADDITIONAL_RETENTION_MS,
-        "How much longer than its store a new changelog of windows keeps records; the broker counts from their "
-        "timestamps. More for history.",
+        24 * 60 * 60 * 1000,
+        "How much longer than its store a changelog of windows keeps records, in stream time.",
     ),
     "repartition.purge.interval.ms": (
         integer(1000),

@@ -25,7 +25,13 @@ from coopstreams.group.members import Cluster
 from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.presence import Presence
-from coopstreams.instance.purge import Purge
+from coopstreams.instance.purge import (
+    WINDOWS_EVERY_S,
+    Membership,
+    Purge,
+    WindowPurge,
+    WindowStores,
+)
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
@@ -464,13 +470,22 @@ class Components:
             stall_detector,
             self.host,
         )
-        purge = Purge(self.watching, self.plan.purged, watched.standing, member.sure)
-        purge_s = self.plan.config["repartition.purge.interval.ms"] / 1000
+        config = self.plan.config
+        membership = Membership(self.watching, member.sure)
+        purge = Purge(membership, self.plan.purged, watched.standing)
+        purge_s = config["repartition.purge.interval.ms"] / 1000
+        window_stores = WindowStores(
+            self.plan.subtopology,
+            self.plan.changelog,
+            config["windowstore.changelog.additional.retention.ms"],
+        )
+        windows = WindowPurge(membership, window_stores, watched.standing)
         looks = (
             (0, self.sayings.tick),
             (0, partial(self._look_at_policy, emit)),
             (0, lags.look),
             (purge_s, purge.purge),
+            (WINDOWS_EVERY_S, windows.purge),
             (COMPARE_EVERY_S, topics.compare),
         )
         return Watcher(looks, stall_detector, emit, self.host)

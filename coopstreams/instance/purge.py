@@ -1,72 +1,137 @@
-"""Deletes the records of repartition topics that every owner has processed: these
-topics have no retention.
+"""Deletes the records that no task needs any more: of repartition topics those that
+every owner has processed, of changelogs the windows that have expired.
+
+Brokers delete neither by themselves. A repartition topic has no retention, because a
+task may be behind for any time. Nor has a changelog of windows: brokers compare a
+record's event time with their own clock, and on a backlog they would delete windows
+that are still open. A restore would then begin without them, and their results would be
+too small, without an error. (Turned down: Kafka Streams' `retention.ms` of the windows'
+retention and a day, of which that is known. Turned down, too: a tombstone for each
+expired row, which doubles what is written.)
+
+Invariant: the owner of hash 0 deletes for its siblings: up to the stable offset, and
+what has expired at the times there. No sibling is at an earlier position or time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
 
 from coopstreams.instance.task_registry import Standing
-from coopstreams.log.log import Log
+from coopstreams.log.log import NO_STREAM_TIME, Log
 from coopstreams.log.precondition import Precondition
+from coopstreams.state import layout
 from coopstreams.state.checkpoints import NO_TOPIC
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import operators_of
 from coopstreams.topology.errors import FencedError
+from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+WINDOWS_EVERY_S = 30.0
+"""How often it is looked at which windows have expired."""
+STEPS = 10
+"""A changelog is looked at again when a tenth of what it keeps has passed in stream
+time: so it has a tenth more than it needs, and brokers are rarely asked.
+"""
+
+
+class _Turns:
+    """The order of deletions: partitions that failed the last time come last, so that
+    one without a leader keeps no other from its turn.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[TopicPartition, None] = {}
+        """In the order in which they were tried."""
+
+    def take(
+        self,
+        due: Mapping[TopicPartition, T],
+        delete: Callable[[TopicPartition, T], None],
+    ) -> None:
+        """Call `delete` for each partition.
+
+        Raises:
+            LogError: a partition failed; those behind it have their turn the next time.
+        """
+        failed = self._failed
+        first = [partition for partition in due if partition not in failed]
+        last = [partition for partition in failed if partition in due]
+        for partition in (*first, *last):
+            failed[partition] = failed.pop(partition, None)
+            try:
+                delete(partition, due[partition])
+            except FencedError as error:
+                log.debug("not purged: %s", error)
+                return
+            del failed[partition]
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """On what a deletion relies: a process that is not certainly a member deletes
+    nothing. Who is, does, and a reset may have made topics anew.
+
+    `sure`: whether this process certainly is a member under an epoch
+    (`GroupMember.sure`).
+    """
+
+    log: Log
+    sure: Callable[[int], bool]
+
+    def may_delete(self, topic: str, topic_id: str, task: Task) -> Precondition:
+        """Return the precondition of a deletion in a topic that the task knows by this
+        id.
+        """
+        return Precondition(
+            self.log,
+            {topic: topic_id},
+            lambda: self.sure(task.epoch),
+            f"this process is not certainly in the group any more under epoch {task.epoch}",
+        )
+
 
 class Purge:
-    """The purges of one instance: below the stable offset, of the partitions whose hash
-    0 is owned here.
+    """The deletions of one instance in repartition topics: of the partitions whose hash
+    0 is owned here, below the stable offset.
     """
 
     def __init__(
         self,
-        cluster: Log,
+        membership: Membership,
         topics: frozenset[str],
         standing: Callable[[], Standing],
-        sure: Callable[[int], bool],
     ) -> None:
-        """`sure`: whether this process certainly is a member under an epoch
-        (`GroupMember.sure`).
-        """
-        self._log = cluster
+        self._membership = membership
         self._topics = topics
         self._standing = standing
-        self._sure = sure
         self._deleted: dict[TopicPartition, int] = {}
-        self._failed: dict[TopicPartition, None] = {}
-        """The partitions in which nothing could be deleted the last time, in the order
-        in which that was tried.
-        """
+        self._turns = _Turns()
 
     def purge(self) -> None:
         """Delete what can be deleted now.
-
-        A process that is not certainly a member deletes nothing: who is, does, and a
-        reset may have made topics anew.
 
         Raises:
             LogError: the records of a partition are not deleted. The next purge tries
             the others first.
         """
-        due = self._stable()
-        failed = self._failed
-        first = [source for source in due if source not in failed]
-        last = [source for source in failed if source in due]
-        for source in (*first, *last):
-            failed[source] = failed.pop(source, None)
-            stable, task = due[source]
-            try:
-                self._log.delete_before(source, stable, self._may_purge(source, task))
-            except FencedError as error:
-                log.debug("not purged: %s", error)
-                return
-            self._deleted[source] = stable
-            del failed[source]
+        self._turns.take(self._stable(), self._delete)
+
+    def _delete(self, source: TopicPartition, due: tuple[int, Task]) -> None:
+        stable, task = due
+        topic_id = task.progress.topic_ids.get(source.topic, NO_TOPIC)
+        check = self._membership.may_delete(source.topic, topic_id, task)
+        self._membership.log.delete_before(source, stable, check)
+        self._deleted[source] = stable
 
     def _stable(self) -> dict[TopicPartition, tuple[int, Task]]:
         """Return the stable offset of each partition that has more to delete, and a
@@ -77,17 +142,118 @@ class Purge:
             for source in task.sources:
                 if source.topic in self._topics:
                     stable = task.progress.stable(source)
-                    if stable is not None and stable > self._deleted.get(source, 0):
-                        due[source] = stable, task
+                    if stable and stable.offset > self._deleted.get(source, 0):
+                        due[source] = stable.offset, task
         return due
 
-    def _may_purge(self, source: TopicPartition, task: Task) -> Precondition:
-        """Return on what a purge relies: the topic in which the task's offsets are, and
-        the membership in its epoch.
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    """The rows of a window store that have expired: those dated before `horizon_ms`."""
+
+    horizon_ms: int
+    spec: StoreSpec
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStores:
+    """What a purge needs to know of an application's window stores.
+
+    `additional_ms`: how much longer than its store a changelog keeps rows.
+    """
+
+    subtopology: Callable[[int], SubTopology]
+    changelog: Callable[[StoreSpec], str]
+    additional_ms: int
+
+
+class WindowPurge:
+    """The deletions of one instance in changelogs of windows: of the partitions whose
+    hash 0 is owned here, what has expired by stream time.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        stores: WindowStores,
+        standing: Callable[[], Standing],
+    ) -> None:
+        self._membership = membership
+        self._stores = stores
+        self._standing = standing
+        self._operators = cache(self._operators_of)
+        self._horizons: dict[TopicPartition, int] = {}
+        """The last horizon by which each changelog was purged."""
+        self._turns = _Turns()
+
+    def purge(self) -> None:
+        """Delete the expired rows at the beginning of each changelog.
+
+        Raises:
+            LogError: a changelog was not purged. The next purge tries the others first.
         """
-        return Precondition(
-            self._log,
-            {source.topic: task.progress.topic_ids.get(source.topic, NO_TOPIC)},
-            lambda: self._sure(task.epoch),
-            f"this process is not certainly in the group any more under epoch {task.epoch}",
-        )
+        self._turns.take(self._due(), self._delete)
+
+    def _delete(self, changelog: TopicPartition, expired: _Expired) -> None:
+        cluster = self._membership.log
+        # A row's record is not older than the start of its window. So no record below
+        # this one is of a window that can still be seen.
+        begin = cluster.offset_at(changelog, expired.horizon_ms)
+        topic_id = expired.task.state.topic_ids.get(expired.spec.name, NO_TOPIC)
+        check = self._membership.may_delete(changelog.topic, topic_id, expired.task)
+        cluster.delete_before(changelog, begin, check)
+        self._horizons[changelog] = expired.horizon_ms
+
+    def _due(self) -> dict[TopicPartition, _Expired]:
+        """Return the changelogs in which enough has expired since the last purge."""
+        additional_ms = self._stores.additional_ms
+        due: dict[TopicPartition, _Expired] = {}
+        for task in self._standing().tasks.values():
+            for spec, reached in self._reached(task):
+                horizon = layout.horizon_at(spec, reached) - additional_ms
+                step = (layout.retention_ms(spec) + additional_ms) // STEPS
+                changelog = TopicPartition(
+                    self._stores.changelog(spec),
+                    task.id.partition,
+                )
+                last = self._horizons.get(changelog, -step)
+                if horizon > max(0, last + step):
+                    due[changelog] = _Expired(horizon, spec, task)
+        return due
+
+    def _reached(self, task: Task) -> Iterator[tuple[StoreSpec, int]]:
+        """Yield the window stores of a task that owns hash 0, and the stream time that
+        each has reached in all key ranges.
+
+        Only times that a commit names count: where it names none, an operator may be
+        behind the partition.
+        """
+        stable = [task.progress.stable(source) for source in task.sources]
+        for spec, operators in self._operators(task.id.subtopology):
+            times = [
+                time
+                for plain in stable
+                if plain is not None
+                for operator, time in plain.operator_times
+                if operator in operators
+            ]
+            yield spec, max(times, default=NO_STREAM_TIME)
+
+    def _operators_of(self, number: int) -> list[tuple[StoreSpec, frozenset[int]]]:
+        """Return the window stores of a sub-topology that have changelogs, each with
+        the ids of its operators.
+        """
+        subtopology = self._stores.subtopology(number)
+        windows = [
+            spec
+            for spec in subtopology.stores
+            if spec.logged and spec.kind in layout.SEGMENTED
+        ]
+        if not windows:
+            return []
+        operators = operators_of(subtopology)
+        return [
+            (spec, frozenset(operator.id for operator in operators[spec.name]))
+            for spec in windows
+        ]

@@ -247,7 +247,7 @@ class Watcher:
                     self.look()
                 except LogError as error:
                     log.warning(
-                        "cannot measure lags, or delete repartition records that are done: %s",
+                        "cannot measure lags, or delete repartition records that are done and windows that have expired: %s",
                         error,
                     )
         # any error: the control thread must get it, since without a watcher no problem

@@ -169,11 +169,7 @@ def gather(
     try:
         if config["ensure.explicit.internal.resource.naming"]:
             check_names(topology)
-        resolved = check_partitions(
-            topology,
-            known,
-            config["windowstore.changelog.additional.retention.ms"],
-        )
+        resolved = check_partitions(topology, known)
     except (TopologyError, UnknownTopicError) as error:
         return replace(facts, misfit=error)
     facts = replace(facts, resolved=resolved)

@@ -97,9 +97,7 @@ class Expiry:
         """
         if spec.kind not in layout.SEGMENTED:
             return KEPT_FOR_EVER
-        newest = max(0, self.reached_ms - spec.lag_ms)
-        step_ms = spec.step_ms or spec.window_ms or 1
-        return layout.horizon(spec, newest - newest % step_ms)
+        return layout.horizon_at(spec, self.reached_ms)
 
 
 def record_of(
@@ -121,7 +119,6 @@ def record_of(
         raise LogError(
             f'the changelog of "{spec.name}" would lose what is written to it: the broker deletes records from before '
             f"{oldest_ms} there, and one is of {timestamp}, which has not expired: its partition has no record that is "
-            f"newer by the store's retention. Raise retention.ms of {changelog} and resume the run; or give the store "
-            "a longer retention=, and begin anew."
+            f"newer by the store's retention. Set retention.ms=-1 of {changelog} and resume the run."
         )
     return layout.changelog_key(spec.kind, key), value, timestamp

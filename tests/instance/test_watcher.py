@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coopstreams.common.host import SYSTEM
 from coopstreams.dev.process import wait_until
 from coopstreams.instance import dispatch, watcher
-from coopstreams.instance.purge import Purge
+from coopstreams.instance.purge import Membership, Purge
 from coopstreams.instance.task_registry import Standing, TaskRegistry
 from coopstreams.instance.topic_changes import TopicChanges
 from coopstreams.instance.watcher import Lags, Watcher
@@ -83,7 +83,8 @@ class Watched(Engine):
             self.detector,
             SYSTEM,
         )
-        self.purge = Purge(self.log, frozenset({"in"}), standing, self.member.sure)
+        membership = Membership(self.log, self.member.sure)
+        self.purge = Purge(membership, frozenset({"in"}), standing)
         self.topics = TopicChanges(
             self.log,
             lambda spec: self.changelog(spec.name),
@@ -130,6 +131,12 @@ def follow(made: Watched) -> None:
     made.follower.poll(0.01)
 
 
+def stable(task: Task, source: TopicPartition) -> int | None:
+    """Return the stable offset that a task has committed last."""
+    committed = task.progress.stable(source)
+    return None if committed is None else committed.offset
+
+
 @pytest.mark.ci
 def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
     watched.run(LEFT, RIGHT)
@@ -162,7 +169,7 @@ def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_tur
         made.write("in", [(b"k", b"", 5)], partition)
     made.settle()
     assert wait_until(
-        lambda: all(task.progress.stable(task.sources[0]) == 1 for task in tasks), 90
+        lambda: all(stable(task, task.sources[0]) == 1 for task in tasks), 90
     )
     away, tried = {0, 1}, list[int]()
 
@@ -192,7 +199,7 @@ def test_a_process_that_wakes_deletes_nothing_of_a_topic_that_a_reset_made_anew(
     task = made.open(WHOLE)
     made.write("in", [(key, b"", 5) for key in KEYS])
     made.settle()
-    assert wait_until(lambda: task.progress.stable(SOURCE) == len(KEYS), 90)
+    assert wait_until(lambda: stable(task, SOURCE) == len(KEYS), 90)
     made.open_tasks[task.id] = task
     if why == "it is no member":
         made.member.answered = False

@@ -207,21 +207,6 @@ def windowed(grace_hours: int) -> Write:
     return write
 
 
-def test_a_changelog_that_was_made_for_a_shorter_retention_is_worth_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    log = with_internal_topics_of(windowed(0))
-    check(log, windowed(24), {})
-    assert caplog.records == []
-    check(log, windowed(168), {})
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert (
-        "app-counts-changelog keeps records for 25 hours, and its store keeps windows for 169"
-        in told
-    )
-    assert f"--add-config retention.ms={(169 + 24) * 3_600_000}`" in told
-
-
 CHANGELOG = "app-counts-changelog"
 
 
@@ -440,6 +425,21 @@ def test_a_changelog_that_is_not_compacted_but_kept_for_ever_misses_nothing(
     )
     check(log, counted("in"), {})
     assert caplog.records == []
+
+
+def test_a_changelog_of_windows_whose_rows_brokers_delete_by_age_is_worth_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = with_internal_topics_of(windowed(0))
+    check(log, windowed(0), {})
+    assert caplog.records == []
+    changed(log, CHANGELOG, retention_ms="90000000")
+    check(log, windowed(0), {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert (
+        "the brokers delete rows whose own time is 25 hours ago by their clock" in told
+    )
+    assert "--add-config retention.ms=-1`" in told
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,6 @@ from coopstreams.topology.errors import TopologyError, UnknownTopicError
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.topology import Topology
 
-ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
-"""Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`."""
-
 _GENERATED = re.compile(
     r"-(COGROUP)?K(STREAM|TABLE)-[A-Z-]+-\d{10}|-STATE-STORE-\d{10}-changelog$"
 )
@@ -77,11 +74,8 @@ class ResolvedTopics:
 def check_partitions(
     topology: Topology,
     counts: Mapping[str, int],
-    additional_retention_ms: int = ADDITIONAL_RETENTION_MS,
 ) -> ResolvedTopics:
     """Return all partition counts, given those of the existing topics.
-
-    `additional_retention_ms`: as of `topic_config`.
 
     Raises:
         UnknownTopicError: source topics do not exist; the message suggests similar
@@ -103,7 +97,7 @@ def check_partitions(
             above = (partitions[source] for source in topic.partitions_from)
             partitions[topic.name] = max(above, default=0)
     internal = tuple(
-        _plan(topic, partitions, counts.get(topic.name), additional_retention_ms)
+        _plan(topic, partitions, counts.get(topic.name))
         for topic in topology.internal_topics
         if partitions[topic.name]
     )
@@ -238,14 +232,12 @@ def check_names(topology: Topology) -> None:
 
 def topic_config(
     topic: InternalTopic,
-    additional_retention_ms: int = ADDITIONAL_RETENTION_MS,
 ) -> dict[str, str]:
     """Return the topic settings with which an internal topic is created.
 
-    `additional_retention_ms`: how much longer than its store a window changelog keeps
-    records. The broker counts from their timestamps, by its own clock. No record is
-    deleted because of the topic's size, whatever the brokers' `log.retention.bytes`
-    says.
+    Brokers delete no record by its age or because of the size of the topic. They would
+    compare event times with their own clock: on a backlog, open windows would be gone.
+    An instance deletes expired windows by stream time (`instance.purge`).
     """
     if topic.kind == "repartition":
         policy = {
@@ -257,10 +249,10 @@ def topic_config(
     elif topic.retention_ms is None:
         policy = {"cleanup.policy": "compact"}
     else:
-        kept_ms = topic.retention_ms + additional_retention_ms
+        # Without `delete`, brokers refuse to delete expired windows when asked, too.
         policy = {
             "cleanup.policy": "compact,delete",
-            "retention.ms": str(kept_ms),
+            "retention.ms": "-1",
             **_ANY_SIZE,
         }
     return {**policy, "message.timestamp.type": "CreateTime"}
@@ -347,7 +339,6 @@ def _plan(
     topic: InternalTopic,
     partitions: Mapping[str, int],
     existing: int | None,
-    additional_retention_ms: int,
 ) -> TopicPlan:
     needed = partitions[topic.name]
     if existing is not None and existing != needed:
@@ -367,7 +358,7 @@ def _plan(
     return TopicPlan(
         topic.name,
         needed,
-        topic_config(topic, additional_retention_ms),
+        topic_config(topic),
         existing is not None,
     )
 
