@@ -17,7 +17,7 @@ from coopstreams.log.memory.state import MemoryState
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.views import KeyRangeView, StoredRow
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.keys import ALL_GROUPS, KeyRange
 from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
@@ -105,6 +105,23 @@ class Changelogs:
             self._look(changelog)
         if made_anew:
             self._read |= dict.fromkeys(changelogs, Position(0))
+            self._reader.assign(self._read)
+
+    def before_deletion(self, partition: TopicPartition, offset: int) -> None:
+        """Read the records below an offset, which are about to be deleted.
+
+        Those of an open transaction are taken for committed.
+        """
+        if partition not in self._read:
+            return
+        self._look(partition)
+        at = self._read[partition].offset
+        if at < offset:
+            columns, _, _ = self._state.partition(partition).read(
+                at, offset, committed_only=False
+            )
+            self._add(partition, columns)
+            self._read[partition] = Position(offset)
             self._reader.assign(self._read)
 
     def begin_anew(self) -> None:
@@ -299,7 +316,7 @@ class Changelogs:
             return False
         stored = self._state.partition(changelog)
         if changelog not in self._read:
-            self._read[changelog] = Position(0)
+            self._read[changelog] = Position(stored.start)
             self._reader.assign(self._read)
         news = (
             self._reader.fetch(1 << 20, 0)
@@ -308,13 +325,15 @@ class Changelogs:
         )
         for run in news:
             self._read[run.partition] = Position(run.next_offset)
-            columns = run.columns
-            for key, value, timestamp in zip(
-                columns.keys, columns.values, columns.timestamps, strict=True
-            ):
-                if key is not None:
-                    self._rows[run.partition][key].append((value, timestamp))
+            self._add(run.partition, run.columns)
         return stored.stable_end == stored.end
+
+    def _add(self, changelog: TopicPartition, columns: Columns) -> None:
+        rows = self._rows[changelog]
+        records = zip(columns.keys, columns.values, columns.timestamps, strict=True)
+        for key, value, timestamp in records:
+            if key is not None:
+                rows[key].append((value, timestamp))
 
 
 def _soon_over(spec: StoreSpec) -> bool:

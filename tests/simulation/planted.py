@@ -26,14 +26,14 @@ from coopstreams.group.members import Assignment
 from coopstreams.group.partition_leader import BrokerView, Choice
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
-from coopstreams.instance.purge import Purge
+from coopstreams.instance.purge import Membership
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.watcher import Watcher
 from coopstreams.opening.restores import Changelogs, Restores
 from coopstreams.query import local
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.router import Here, Route, There, route
-from coopstreams.state import snapshot_restore
+from coopstreams.state import layout, snapshot_restore
 from coopstreams.state.manifest import File, StoreSlices
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
@@ -510,7 +510,19 @@ def _purged_whatever_it_is() -> AbstractContextManager[Any]:
             AWAKE_S=(5.0, 6.0, 7.0, 8.0, 9.0, 10.0),
         ),
         patch.object(Machine, "resume", sleepily),
-        patch.object(Purge, "_may_purge", lambda *_: None),
+        patch.object(Membership, "may_delete", lambda *_: None),
+    )
+
+
+def _open_windows_purged() -> AbstractContextManager[Any]:
+    """Windows are deleted from their changelogs as soon as they begin."""
+    return _both(
+        patch.object(components, "WINDOWS_EVERY_S", 1.0),
+        patch.object(
+            layout,
+            "horizon_at",
+            lambda _, stream_time: stream_time,
+        ),
     )
 
 
@@ -704,6 +716,9 @@ PLANTED: dict[str, Planted] = {
     ),
     "a purge of before": Planted(
         _purged_whatever_it_is, 28, "a count behind a repartition", oracle="errors"
+    ),
+    "open windows are purged": Planted(
+        _open_windows_purged, 0, "windows behind a repartition", oracle="answers"
     ),
     "rows of before": Planted(
         _rows_of_before, 0, "calls that keep state", oracle="results"

@@ -173,6 +173,7 @@ class World(Stage[Process]):
         """Everything that was written."""
         self.is_reset = exactly_once and self.drawn.get(RESET) == WHILE_SUSPENDED
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
+        self.cluster.before_deletion = self.changelogs.before_deletion
         self.upkeep = Upkeep(
             self.cluster,
             APPLICATION,
@@ -255,6 +256,8 @@ class World(Stage[Process]):
                 "http.listen": "",
                 **({} if self.shelf is None else {"snapshots.dir": self.shelf.url}),
                 "transaction.timeout.ms": int(1000 * TRANSACTION_S),
+                # Windows leave their changelogs as soon as they have expired.
+                "windowstore.changelog.additional.retention.ms": 0,
             },
             APPLICATION,
         )

@@ -117,6 +117,8 @@ class Cluster:
         self.brokers = Brokers(brokers)
         self.skips = skips
         self._waiting: dict[int, Wake] = {}
+        self.before_deletion: Callable[[TopicPartition, int], None] = lambda *_: None
+        """Called with the first offset that is kept."""
         self.state = _State(self, check_fence, self._waiting)
         self._transaction_timeout_s = transaction_timeout_s
         self._note = note
@@ -314,6 +316,11 @@ class Cluster:
             partition.compact(
                 None if before is None else before.get(partition.where, 0)
             )
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset because a client asks for it."""
+        self.before_deletion(partition, offset)
+        self.state.delete_before(partition, offset)
 
     def retain(self, partition: TopicPartition, offset: int) -> None:
         """Have retention delete the records below an offset."""

@@ -179,7 +179,7 @@ class SimulatedLog:
         self._ask(
             "delete records",
             partition,
-            lambda: self._state.delete_before(partition, offset),
+            lambda: self._cluster.delete_before(partition, offset),
             check,
         )
 
