@@ -15,7 +15,7 @@ from coopstreams.commit.group_progress import (
     group_offsets,
     individual_commits,
 )
-from coopstreams.commit.ranges import Runs
+from coopstreams.commit.offset_runs import Runs
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.admin import GroupAdmin

@@ -21,7 +21,7 @@ from coopstreams.commands.command_settings import (
     connection,
 )
 from coopstreams.commands.terminal.figures import new_table, plain_console
-from coopstreams.commit.ranges import Runs
+from coopstreams.commit.offset_runs import Runs
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.active_version import short, version_of
 from coopstreams.group.admin import GroupAdmin

@@ -25,7 +25,7 @@ from functools import reduce
 from typing import Any, Protocol
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.ranges import (
+from coopstreams.commit.offset_runs import (
     Runs,
     advance,
     common,

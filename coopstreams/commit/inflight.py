@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coopstreams.commit.ranges import (
+from coopstreams.commit.offset_runs import (
     Runs,
     above,
     advance,

@@ -26,7 +26,7 @@ from collections.abc import (
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coopstreams.commit.ranges import above, contains
+from coopstreams.commit.offset_runs import above, contains
 from coopstreams.commit.record import (
     CommitKey,
     Committed,

@@ -28,7 +28,7 @@ from itertools import pairwise
 
 from xxhash import xxh32_intdigest, xxh64_intdigest
 
-from coopstreams.commit.ranges import Runs, advance, contains
+from coopstreams.commit.offset_runs import Runs, advance, contains
 from coopstreams.log.log import BROKERS_TIME, NO_STREAM_TIME, TopicSpec
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from coopstreams.commit.offset_runs import above
 from coopstreams.commit.packed_map import Packed
-from coopstreams.commit.ranges import above
 from coopstreams.commit.record import (
     MADE_ANEW,
     PARTITION,

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from coopstreams.commit.group_progress import OffsetAndRanges, group_offsets
-from coopstreams.commit.ranges import Runs, normalise
+from coopstreams.commit.offset_runs import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.consumer_commit import CommitResult
 from coopstreams.consumer.consumer_session import (

@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.offset_runs import Runs, normalise
 from coopstreams.commit.progress import plan
-from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.consumer.owned_range import Share

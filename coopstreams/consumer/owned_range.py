@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from coopstreams.commit.inflight import InFlight
+from coopstreams.commit.offset_runs import Runs, above, common
 from coopstreams.commit.progress import Progress
-from coopstreams.commit.ranges import Runs, above, common
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.range_cache import RangeCache
 from coopstreams.topology.columns import Columns, Headers

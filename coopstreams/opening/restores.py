@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from coopstreams.commit.offset_runs import Runs, contains
 from coopstreams.commit.progress import Progress
-from coopstreams.commit.ranges import Runs, contains
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.commit.offset_runs import above, normalise
 from coopstreams.commit.progress import Author, Progress, plan
-from coopstreams.commit.ranges import above, normalise
 from coopstreams.commit.record import (
     CommitKey,
     Committed,

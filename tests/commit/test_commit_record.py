@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import normalise
+from coopstreams.commit.offset_runs import normalise
 from coopstreams.commit.record import (
     MOST_TIMES,
     PARTITIONS,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.commit.inflight import InFlight
-from coopstreams.commit.ranges import Runs
+from coopstreams.commit.offset_runs import Runs
 from coopstreams.commit.record import CommitValue, Segment, encode_value
 from coopstreams.log.log import Position
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash

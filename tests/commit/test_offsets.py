@@ -20,8 +20,8 @@ from coopstreams.commit.group_progress import (
     group_offsets,
     list_consumer_group_offsets,
 )
+from coopstreams.commit.offset_runs import contains
 from coopstreams.commit.positions import check_named
-from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import (
     PARTITIONS,
     CommitKey,

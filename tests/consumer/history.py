@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from coopstreams.commit.inflight import InFlight
+from coopstreams.commit.offset_runs import contains
 from coopstreams.commit.progress import Author, Progress, plan
-from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import CommitView, combine
 from coopstreams.log.log import Position

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from coopstreams.commit.ranges import contains
+from coopstreams.commit.offset_runs import contains
 from coopstreams.common.host import Empty
 from coopstreams.consumer import CommitResult, ConsumerRecord, CooperativeConsumer
 from coopstreams.consumer.consumer_session import Ranges

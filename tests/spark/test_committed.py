@@ -20,7 +20,7 @@ from coopstreams import (
     serdes,
     until_window_closes,
 )
-from coopstreams.commit.ranges import normalise
+from coopstreams.commit.offset_runs import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
 from coopstreams.spark.changelog_repair import Differences, differences

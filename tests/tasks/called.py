@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
-from coopstreams.commit.ranges import Runs
+from coopstreams.commit.offset_runs import Runs
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition

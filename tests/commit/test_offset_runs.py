@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import (
+from coopstreams.commit.offset_runs import (
     Runs,
     above,
     advance,
