@@ -14,7 +14,7 @@ one instance after the other, then `new`.
 Invariant: with any token set, every path of the two roles needs one. Without any,
 requests that change something are refused: a web page can make the browser send them to
 an address on this host, but not with a token. A read by such a page is refused by its
-`Host` (`hosts`).
+`Host` (`host_names`).
 Turned down: user names and groups (a proxy in front has them, and one token).
 Source: RFC 6750.
 """
@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 from coopstreams.common.config import MOST_TOKENS
 from coopstreams.query.certificates import Certificates, Files
-from coopstreams.query.hosts import Hosts
+from coopstreams.query.host_names import Hosts
 from coopstreams.topology.errors import QueryError
 
 Role: TypeAlias = Literal["read", "operate"]

@@ -9,7 +9,7 @@ const LONGEST: usize = 1 << 16;
 const HEADERS: usize = 64;
 
 /// The names by which requests for keys are answered here, besides addresses and names without a dot; the server behind
-/// judges any other. Its rule is `coopstreams.query.hosts`.
+/// judges any other. Its rule is `coopstreams.query.host_names`.
 pub struct Hosts {
     pub names: Vec<String>,
     pub suffixes: Vec<String>,

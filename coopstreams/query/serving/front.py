@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from coopstreams.common.budget import CpuBudget
-from coopstreams.query.hosts import Hosts
+from coopstreams.query.host_names import Hosts
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.serving.connections import SAY_EVERY_S, refusal
 from coopstreams.query.serving.key_answers import KeyAnswers, KeyRequest

@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams.common.config import Config
 from coopstreams.query.access import Access
-from coopstreams.query.hosts import Hosts, named
+from coopstreams.query.host_names import Hosts, named
 from coopstreams.query.serving.server import QueryServer
 from coopstreams.topology.errors import ConfigError
 from tests.query.cluster import LIMITS, Cluster, Data, Node
