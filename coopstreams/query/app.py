@@ -31,7 +31,6 @@ from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.gate import Gate, not_running
 from coopstreams.query.openapi import description
-from coopstreams.query.pages import Page, Query
 from coopstreams.query.parameters import (
     RANGE_PARAMETERS,
     Parameters,
@@ -59,6 +58,7 @@ from coopstreams.query.problems import (
     timed_out,
     unknown_path,
 )
+from coopstreams.query.range_pages import Page, Query
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
 from coopstreams.query.web_page import EVENTS, StatusFeed, asset

@@ -40,13 +40,6 @@ from coopstreams.query.formats import (
     to_json,
     window_of,
 )
-from coopstreams.query.pages import (
-    Cover,
-    Entry,
-    PartialPage,
-    Query,
-    in_order,
-)
 from coopstreams.query.parameters import KeyQuery, Times
 from coopstreams.query.problems import (
     forgotten,
@@ -55,6 +48,13 @@ from coopstreams.query.problems import (
     not_owner,
     timed_out,
     too_large,
+)
+from coopstreams.query.range_pages import (
+    Cover,
+    Entry,
+    PartialPage,
+    Query,
+    in_order,
 )
 from coopstreams.query.router import (
     Asked,

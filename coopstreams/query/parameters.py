@@ -19,8 +19,8 @@ from coopstreams.common.moments import moment_ms
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
-from coopstreams.query.pages import QUERIES, Query, cursor_of
 from coopstreams.query.problems import bad_request, unknown_path
+from coopstreams.query.range_pages import QUERIES, Query, cursor_of
 from coopstreams.query.router import Asked
 from coopstreams.topology.stores import check_range
 

@@ -32,8 +32,8 @@ import msgspec
 from coopstreams.query.access import Access
 from coopstreams.query.backend import Backend, Peer, Placement
 from coopstreams.query.certificates import trusting_the_system
-from coopstreams.query.pages import PARTS, PartialPage
 from coopstreams.query.problems import bad_request, error_of, moving
+from coopstreams.query.range_pages import PARTS, PartialPage
 from coopstreams.topology.errors import QueryError
 
 T = TypeVar("T")

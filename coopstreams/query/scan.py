@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from coopstreams.query.pages import Query
+from coopstreams.query.range_pages import Query
 from coopstreams.state.layout import SESSION_BYTES, START_BYTES, TIMESTAMP
 from coopstreams.state.views import GlobalView, KeyRangeView, StoredRow
 from coopstreams.status.model import Kind

@@ -35,12 +35,6 @@ from coopstreams.query import reports
 from coopstreams.query.backend import Backend, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, instance_to_ask
-from coopstreams.query.pages import (
-    Page,
-    PartialPage,
-    Query,
-    page_of,
-)
 from coopstreams.query.parameters import KeyQuery, RequestLimits, What
 from coopstreams.query.paths import (
     key_batches,
@@ -60,6 +54,12 @@ from coopstreams.query.peers import (
     unexpected,
 )
 from coopstreams.query.problems import bad_request, moving, unknown_store
+from coopstreams.query.range_pages import (
+    Page,
+    PartialPage,
+    Query,
+    page_of,
+)
 from coopstreams.query.router import (
     Asked,
     Moving,

@@ -27,7 +27,7 @@ from schemathesis.checks import (
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from coopstreams.query.openapi import description
-from coopstreams.query.pages import Query
+from coopstreams.query.range_pages import Query
 from tests.query.cluster import HOUR, INFOS, LIMITS, Cluster, Data
 
 DATA: Data = {

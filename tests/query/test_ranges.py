@@ -19,8 +19,8 @@ from coopstreams.query import local
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.client import QueryClient
 from coopstreams.query.local import LocalReader
-from coopstreams.query.pages import Query
 from coopstreams.query.parameters import RequestLimits
+from coopstreams.query.range_pages import Query
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows

@@ -21,7 +21,7 @@ from coopstreams.query.client_requests import (
     VersionFound,
     WindowFound,
 )
-from coopstreams.query.pages import Query
+from coopstreams.query.range_pages import Query
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows

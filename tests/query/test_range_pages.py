@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.pages import (
+from coopstreams.query.range_pages import (
     Entry,
     PartialPage,
     Query,
