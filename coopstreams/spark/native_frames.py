@@ -40,7 +40,7 @@ from pyspark.sql import (
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.arrow_rows import ddl
-from coopstreams.spark.native.order import SPANS, any_late
+from coopstreams.spark.native.late_records import SPANS, any_late
 from coopstreams.spark.native.sql_values import (
     EXACT,
     Judged,

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from coopstreams.spark.history.arrow_rows import batch, check_task
-from coopstreams.spark.native.order import MOST_SPANS, SPANS, merged
+from coopstreams.spark.native.late_records import MOST_SPANS, SPANS, merged
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.spark.native.order import SPANS, any_late, merged
+from coopstreams.spark.native.late_records import SPANS, any_late, merged
 
 TIMES = st.lists(st.integers(0, 60), max_size=30)
 
