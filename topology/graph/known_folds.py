@@ -41,7 +41,7 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
     ToStream,
 )
-from coopstreams.topology.graph.record_cache import uncached
+from coopstreams.topology.graph.uncached_tables import uncached
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import TimeWindows

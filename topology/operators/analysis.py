@@ -47,7 +47,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
     ToStream,
 )
-from coopstreams.topology.graph.record_cache import uncached
+from coopstreams.topology.graph.uncached_tables import uncached
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
