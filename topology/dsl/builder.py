@@ -21,7 +21,7 @@ from coopstreams.topology.dsl.global_tables import GlobalKTable, global_table
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
-from coopstreams.topology.dsl.sources import SourceOrder, described
+from coopstreams.topology.dsl.source_arguments import SourceOrder, described
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Graph

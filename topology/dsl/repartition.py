@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.sources import silence_ms
+from coopstreams.topology.dsl.source_arguments import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.external_sinks import ExternalSink

@@ -30,7 +30,7 @@ from coopstreams.topology.dsl.attach import sink_of
 from coopstreams.topology.dsl.attach_processors import by_key_of, take_store, using
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.sources import described
+from coopstreams.topology.dsl.source_arguments import described
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin
