@@ -25,8 +25,8 @@ from itertools import count
 from struct import Struct
 from typing import Any, Protocol, TypeVar
 
-from coopstreams.topology.compatibility.comparison import of_registry
 from coopstreams.topology.compatibility.schema import Schema
+from coopstreams.topology.compatibility.schema_comparison import of_registry
 from coopstreams.topology.errors import ConfigError, CoopStreamsError, SerdeError
 from coopstreams.topology.serde import Serde
 

@@ -17,12 +17,12 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from coopstreams import serdes
 from coopstreams.log.kafka.schema_registry import RegistryClient
 from coopstreams.topology.compatibility.avro_schemas import whole
-from coopstreams.topology.compatibility.comparison import (
+from coopstreams.topology.compatibility.protobuf_text import parsed
+from coopstreams.topology.compatibility.schema import Reference, Schema
+from coopstreams.topology.compatibility.schema_comparison import (
     why_other_bytes,
     why_unreadable,
 )
-from coopstreams.topology.compatibility.protobuf_text import parsed
-from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, SchemaSerde
 

@@ -32,7 +32,7 @@ from functools import partial
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility import comparison
+from coopstreams.topology.compatibility import schema_comparison
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, past_name
 
@@ -420,13 +420,15 @@ def _other_kind(pair: _Pair) -> Iterator[TopologyChange]:
 def _other_keys(pair: _Pair) -> Iterator[TopologyChange]:
     was = pair.was
     now = pair.now
-    if not comparison.same_format(now.key, now.key_schemas, was.key, was.key_schemas):
+    if not schema_comparison.same_format(
+        now.key, now.key_schemas, was.key, was.key_schemas
+    ):
         why = (
             f"its keys are written as {now.key}, and were as {was.key}: "
             "old rows stay under bytes that no key has any more"
         )
         yield pair.misfit(Verdict.MIXED, why, pair.another)
-    if changed := comparison.changed_keys(now, was):
+    if changed := schema_comparison.changed_keys(now, was):
         why = f"{changed}: old rows stay under bytes that no key has any more"
         cure = (
             "leave the class as it was; if it writes the same bytes "
@@ -443,7 +445,7 @@ def _other_values(pair: _Pair) -> Iterator[TopologyChange]:
     if was.held and now.held:  # two suppressions: what counts are the updates they hold
         written = was.held
         read = now.held
-    if not comparison.same_format(read, now.schemas, written, was.schemas):
+    if not schema_comparison.same_format(read, now.schemas, written, was.schemas):
         why = f"its values are read as {read}, and were written as {written}"
         # Bytes of a row with versions may look like a value without, or the other
         # way round: no error would say so.
@@ -454,7 +456,7 @@ def _other_values(pair: _Pair) -> Iterator[TopologyChange]:
                 f"if {read} reads what {written} wrote, accept it; else {pair.another}"
             )
         yield pair.misfit(Verdict.UNREADABLE, why, cure)
-    if changed := comparison.changed_values(now, was):
+    if changed := schema_comparison.changed_values(now, was):
         cure = (
             "give new fields a default, and a field of another type another name; "
             f"else {pair.another}"
@@ -463,7 +465,7 @@ def _other_values(pair: _Pair) -> Iterator[TopologyChange]:
 
 
 def _other_questions(pair: _Pair) -> Iterator[TopologyChange]:
-    if changed := comparison.why_other_rows(pair.now, pair.was):
+    if changed := schema_comparison.why_other_rows(pair.now, pair.was):
         why = (
             f"{changed}: those of before asked with the hash of other bytes, "
             "and find no right rows until they change"
@@ -706,8 +708,10 @@ def _repartition(
                 f'in front of a join of streams write .repartition(name="{prefix}")'
             )
         return effect(Verdict.LOST, why, f"{cure}; or {drain}", was.name)
-    keys = comparison.same_format(now.key, now.key_schemas, was.key, was.key_schemas)
-    if not keys or not comparison.same_format(
+    keys = schema_comparison.same_format(
+        now.key, now.key_schemas, was.key, was.key_schemas
+    )
+    if not keys or not schema_comparison.same_format(
         now.value,
         now.schemas,
         was.value,
@@ -720,10 +724,10 @@ def _repartition(
             f"{drain}, or give it another name",
             was.name,
         )
-    if changed := comparison.changed_keys(now, was):
+    if changed := schema_comparison.changed_keys(now, was):
         why = f"{changed}: its records have keys as they were"
         return effect(Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
-    if changed := comparison.changed_values(now, was):
+    if changed := schema_comparison.changed_values(now, was):
         cure = f"{drain}, or give new fields a default, and a field of another type another name"
         return effect(Verdict.UNREADABLE, changed, cure, was.name)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
