@@ -324,7 +324,7 @@ class _Run:
         return self._reached(stage, found)
 
     def _reached(self, stage: Stage, results: list[TaskResult]) -> list[TaskResult]:
-        """Note the times that these tasks have reached, for later stages; return their
+        """Store the times that these tasks have reached, for later stages; return their
         results.
         """
         self._clocks.ended(stage, results)

@@ -107,7 +107,9 @@ def partitions_of(config: Config, topic: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The changelog rows of a partition that a live task would have written by the cut."""
+    """The rows of one changelog partition that a live task would have written by the
+    cut.
+    """
 
     changelog: TopicPartition
     rows: Iterable[tuple[bytes, bytes | None, int]]

@@ -55,7 +55,7 @@ class Clocks:
     _ends: dict[str, int] = field(default_factory=dict)
 
     def ended(self, stage: Stage, results: Sequence[TaskResult]) -> None:
-        """Note the clocks at the ends of the topics that a stage has written."""
+        """Store the clocks at the ends of the topics that a stage has written."""
         times = operator_times(results)
         for topic, _ in stage.forwarded:
             operator = store_id(topic)

@@ -115,7 +115,7 @@ class _Work:
 
 
 def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
-    """Return the slices of all partitions, by store."""
+    """Rebuild all partitions in Spark; return their slices, by store."""
     if not work.partitions:
         return {}
     rows = spark.createDataFrame(

@@ -233,7 +233,7 @@ def _ranges(
     part: SubTopology,
     stood: Sequence[tuple[Segment, ...]],
 ) -> int:
-    """Return the number of key ranges so that each range has one position."""
+    """Return a number of key ranges with which each range has one position."""
     count = aligned(stage.ranges, stood)
     if count is None or not (part.divisible or count == 1):
         raise ConfigError(

@@ -189,8 +189,8 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Return the types that a value may have; empty: unspecified. A number may be an
-    integer.
+    """Return the types that a value may have; empty if the schema names none. A number
+    may be an integer.
     """
     said = schema.get("type")
     types: set[str] = {said} if isinstance(said, str) else set(said or ())

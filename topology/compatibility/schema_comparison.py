@@ -35,7 +35,7 @@ def of_registry(
     name: str,
     schema: Schema,
 ) -> dict[str, Any]:
-    """Return the description of a schema that a registry has."""
+    """Return the description of a schema that a registry has, as JSON values."""
     return {_REGISTRY: schema.kind, "name": name, "serde": serde, **_texts(schema)}
 
 

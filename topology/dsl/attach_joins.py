@@ -443,7 +443,7 @@ def _join_stores(
     where: str,
 ) -> tuple[StoreSpec, ...]:
     """Return the stores of a join: one for each side and, if records may wait for a
-    match, one for those that wait.
+    match, one for the waiting records.
 
     Source: the names are those of Kafka Streams.
     """

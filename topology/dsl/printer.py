@@ -52,7 +52,7 @@ class Printer:
         self._label = label
 
     def __call__(self, key: Any, value: Any) -> None:
-        """Write a record."""
+        """Write the line of a record."""
         line = f"[{self._label}]: {key}, {value}\n"
         if self._path is not None:
             with self._path.open(

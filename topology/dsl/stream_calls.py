@@ -348,7 +348,8 @@ def async_map(
     flat: bool = False,
     **options: Unpack[CallOptions],
 ) -> Flow:
-    """Return the flow of the results, with the serdes of the records above.
+    """Return the flow of the results of an asynchronous function, with the serdes of
+    its input.
 
     Raises:
         TopologyError: an invalid argument, or an operator with state above.

@@ -213,5 +213,5 @@ def shared_state(
 
 
 def _used_by_key(node: Node) -> tuple[str, ...]:
-    """Return the stores that a processor uses by the keys of its records."""
+    """Return the names of the stores that a processor uses by the keys of its records."""
     return node.store_names if isinstance(node, Processing) and node.by_key else ()

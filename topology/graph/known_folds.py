@@ -101,7 +101,9 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
 
 
 def known_kind(node: Aggregate) -> Kind | None:
-    """Return the kind of an aggregation, by its functions; None if they are unknown."""
+    """Return the kind of an aggregation (count, sum, …), by its functions; None if they
+    are unknown.
+    """
     if node.aggregator is None:
         return "count"
     if node.aggregator is with_number:
@@ -253,7 +255,7 @@ def _children(node: Node, nodes: Sequence[Node]) -> list[Node]:
 
 
 def no_row() -> None:
-    """Return None, the row before the first number."""
+    """Return None, the row of a mean before the first number."""
 
 
 def with_number(

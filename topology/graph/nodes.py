@@ -497,7 +497,7 @@ class Structure:
 
     @property
     def sink_topics(self) -> tuple[str, ...]:
-        """The topics that the application writes for others."""
+        """The topics that the application writes, without internal topics."""
         return tuple(
             dict.fromkeys(
                 node.topic

@@ -114,8 +114,8 @@ def _check_known(topology: Topology, counts: Mapping[str, int]) -> None:
 
 
 def _orphans(topology: Topology, counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the topics that look like internal ones, but that the topology does not
-    use.
+    """Return the topics that look like internal topics of the application, but that the
+    topology does not use.
     """
     used = {topic.name for topic in topology.internal_topics}
     used.update(topology.source_topics)

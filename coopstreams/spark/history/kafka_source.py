@@ -154,7 +154,7 @@ class KafkaParts(DataSourceReader):
         self._marks = options["marks"] == "True"
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges of offsets."""
+        """Return the ranges of offsets, one for each Spark task."""
         parts: list[InputPartition] = []
         for topic, partition, start, end in self._cut:
             step = self._split or max(1, end - start)

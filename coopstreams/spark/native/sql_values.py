@@ -139,7 +139,7 @@ def with_tokens(
 
 
 def _plain(names: Sequence[str]) -> dict[str, Part]:
-    """Return fields of untyped values: any of them may be missing."""
+    """Return the fields of plain JSON, any of which may be missing."""
     return {
         name: Part(name, "str", optional=False, required=False, default=None)
         for name in names
@@ -147,7 +147,7 @@ def _plain(names: Sequence[str]) -> dict[str, Part]:
 
 
 def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
-    """Return the number that an aggregation folds."""
+    """Return the number of each record that an aggregation folds."""
     value = F.col("value")
     kind = "bigint" if aggregation.number == "int64" else "double"
     no = F.lit(False)

@@ -91,15 +91,17 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Writes the FOLDED rows of one task and store to a file in the folder `url`;
-    returns a KEPT row.
+    """The function that writes the FOLDED rows of one task and store to a file in the
+    folder `url`.
     """
 
     url: str
     store: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a KEPT row, or nothing if there are no rows."""
+        """Write the rows to a file; yield the KEPT row, or nothing if there are no
+        rows.
+        """
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
         if first is None:

@@ -185,7 +185,7 @@ class Sent(MetaPathFinder, InspectLoader):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return how to load a module; None if it was not sent."""
+        """Return the import spec of a module; None if it was not sent."""
         if fullname in self.sources or self.is_package(fullname):
             return importlib.util.spec_from_loader(
                 fullname,
