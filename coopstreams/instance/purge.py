@@ -36,7 +36,7 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-WINDOWS_EVERY_S = 30.0
+WINDOWS_EVERY_S = 5.0
 """How often it is looked at which windows have expired."""
 STEPS = 10
 """A changelog is looked at again when a tenth of what it keeps has passed in stream
