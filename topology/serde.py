@@ -255,8 +255,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def wrong_length(length: int, left: int) -> ValueError:
-    """Return the error for a length in bytes from outside that exceeds the bytes that
-    are left.
+    """Return the error for untrusted bytes that state the length of a part and end
+    before it.
     """
     return ValueError(f"a part of {length} bytes, where {left} are left")
 

@@ -525,8 +525,8 @@ def _closing(
     windows: AnyWindows,
     operator_time: str,
 ) -> str:
-    """Return the generated variable of a task's open windows, and generate the function
-    that forwards them when they close.
+    """Return the name of the generated variable for a task's open windows, and generate
+    the function that forwards them when they close.
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
@@ -699,8 +699,8 @@ def _tumbling_key(
     key_bytes: str,
     birth: str,
 ) -> str:
-    """Generate the window of a record, and the drop of a late record; return the
-    variable of the window's key.
+    """Generate code that computes the window of a record and drops a late record;
+    return the variable of the window's key.
     """
     start = function.fresh("start")
     start_bytes = function.fresh("start_bytes")

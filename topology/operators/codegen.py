@@ -239,8 +239,8 @@ class Unit:
         make: Callable[..., object],
         given: str,
     ) -> str:
-        """Return the generated variable of a node's object. Each task makes it by a
-        call of `make`.
+        """Return the name of the generated variable for a node's object. Each task
+        makes it by a call of `make`.
 
         `given`: the code of the call's arguments.
         """
@@ -263,8 +263,8 @@ class Unit:
         return self.drops.index((node, reason))
 
     def store(self, spec: StoreSpec) -> str:
-        """Return the generated variable of a store. With the prefix `get_`, `load_`,
-        `touch_` or `dirty_`, it is the variable of a method.
+        """Return the name of the generated variable for a store. With the prefix
+        `get_`, `load_`, `touch_` or `dirty_`, it is the variable of a method.
         """
         name = self.identifier("store", spec.name)
         functions = {
@@ -282,8 +282,9 @@ class Unit:
         )
 
     def output(self, topic: str) -> str:
-        """Return the generated variable of a topic's output. With the prefix `key_`,
-        `value_` or `timestamp_`, it is the function that appends to a column.
+        """Return the name of the generated variable for a topic's output. With the
+        prefix `key_`, `value_` or `timestamp_`, it is the function that appends to a
+        column.
         """
         name = self.identifier("out", topic)
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
@@ -297,15 +298,15 @@ class Unit:
         )
 
     def births(self, topic: str) -> str:
-        """Return the generated variable of the function that appends to the births of a
-        timed topic's output.
+        """Return the name of the generated variable for the function that appends to
+        the births of a timed topic's output.
         """
         name = f"birth_{self.output(topic)}"
         return self.bind(name, f"{name} = outputs[{topic!r}].births.append")
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
-        """Return the generated variable of a node's stream time: the largest timestamp
-        that it has received from `topics`.
+        """Return the name of the generated variable for a node's stream time: the
+        largest timestamp that it has received from `topics`.
         """
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
@@ -380,8 +381,8 @@ class Unit:
         ]
 
     def _reached_by_all(self, operator_time: str) -> str:
-        """Return the generated variable of the time up to which a node has processed
-        every record.
+        """Return the name of the generated variable for the time up to which a node has
+        processed every record.
         """
         return f"all_{operator_time}" if self.by_key else operator_time
 
@@ -606,8 +607,8 @@ class Function:
             self.line(self.skip)
 
     def key(self, record: RecordVariables) -> str:
-        """Return the generated variable of the key as an object, and generate its
-        deserialisation if needed.
+        """Return the name of the generated variable for the key as an object, and
+        generate its deserialisation if needed.
         """
         if record.key is None:
             assert record.key_bytes is not None
@@ -622,8 +623,8 @@ class Function:
         return record.key
 
     def value(self, record: RecordVariables) -> str:
-        """Return the generated variable of the value as an object, and generate its
-        deserialisation if needed.
+        """Return the name of the generated variable for the value as an object, and
+        generate its deserialisation if needed.
         """
         if record.value is None:
             assert record.value_bytes is not None
@@ -638,8 +639,8 @@ class Function:
         return record.value
 
     def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
-        """Return the generated variable of the whole value, set for records whose parts
-        were not read, and the test that the parts were read.
+        """Return the name of the generated variable for the whole value, set for
+        records whose parts were not read, and the test that the parts were read.
 
         The deserialisation is generated if needed.
         """
@@ -666,8 +667,8 @@ class Function:
         serde: Serde[Any],
         node: Node,
     ) -> str:
-        """Return the generated variable of the key as bytes of this serde, and generate
-        its serialisation if needed.
+        """Return the name of the generated variable for the key as bytes of this serde,
+        and generate its serialisation if needed.
         """
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
@@ -685,8 +686,8 @@ class Function:
         serde: Serde[Any],
         node: Node,
     ) -> str:
-        """Return the generated variable of the value as bytes of this serde, and
-        generate its serialisation if needed.
+        """Return the name of the generated variable for the value as bytes of this
+        serde, and generate its serialisation if needed.
         """
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes

@@ -63,7 +63,7 @@ class Variant:
 
 
 class Compiler:
-    """The generator of one sub-topology's unit."""
+    """The generator of one sub-topology's code: a `Unit` and its functions."""
 
     def __init__(
         self,
@@ -373,8 +373,8 @@ class Body(Function):
             self.line(f"note_{name}({key_bytes}, {entry})")
 
     def operator_time(self, node: Node) -> str:
-        """Return the generated variable of a node's stream time, and declare that this
-        function may change it.
+        """Return the name of the generated variable for a node's stream time, and
+        declare that this function may change it.
         """
         operator_time = self.unit.operator_time(
             self.analysis.numbers[node.name],

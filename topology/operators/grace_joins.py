@@ -40,7 +40,7 @@ _STREAM = 0
 
 
 class GraceBuffer:
-    """The records that a join holds in one task."""
+    """The records that a stream-table join with grace holds in one task."""
 
     def __init__(self, node: BufferedJoin, stores: Mapping[str, TableStore]) -> None:
         self._grace_ms = node.grace_ms

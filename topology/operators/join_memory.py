@@ -240,13 +240,13 @@ class EmissionGate:
             self._remove(wait)
 
     def open(self, now: int) -> None:
-        """Open the gate for all records that are due at stream time `now`."""
+        """Allow the emission of all records that are due at stream time `now`."""
         with self._guard:
             self._opened = max(self._opened, now)
 
     def look(self, now: int, side: int) -> None:
-        """Open the gate for the records that are due at stream time `now`, if the first
-        of them could be due.
+        """Allow the emission of the records that are due at stream time `now`, if the
+        first of them could be due.
 
         `side`: the side of the record that advanced stream time.
         """

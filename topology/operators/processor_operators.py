@@ -66,8 +66,8 @@ def do_effects(
 
 
 def _work(compiler: Compiler, node: Processing) -> str:
-    """Return the generated variable of the object that runs a node in a task. With the
-    prefix `run_`, it is the variable of its method for a record.
+    """Return the name of the generated variable for the object that runs a node in a
+    task. With the prefix `run_`, it is the variable of its method for a record.
     """
     unit = compiler.unit
     names = list(

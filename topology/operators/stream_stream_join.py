@@ -60,7 +60,7 @@ def stream_stream_join(
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
-    """Return the generated variable of a join's `JoinMemory`."""
+    """Return the name of the generated variable for a join's `JoinMemory`."""
     topics = [
         compiler.analysis.topics(compiler.analysis.named(parent))
         for parent in node.parents

@@ -163,7 +163,7 @@ def suppress(
 
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
-    """Return the generated variable of a task's `SuppressionBuffer`."""
+    """Return the name of the generated variable for a task's `SuppressionBuffer`."""
     return compiler.unit.made(
         "waiting",
         node.name,
