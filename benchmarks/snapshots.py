@@ -35,8 +35,8 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.opening.restores import Restores
 from coopstreams.state.database import Database
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 

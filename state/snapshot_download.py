@@ -29,9 +29,9 @@ from typing import Protocol
 
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
+from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
-from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.state.storage import GivenUpError
 from coopstreams.state.worker_pool import (
     Job,

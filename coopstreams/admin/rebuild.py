@@ -37,9 +37,9 @@ from coopstreams.state.manifest import (
     shape_of,
     whole_slices,
 )
+from coopstreams.state.published_snapshot import Changelog, Snapshots, misfit
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
-from coopstreams.state.snapshot_restore import Changelog, Snapshots, misfit
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.errors import (
     ConfigError,

@@ -56,7 +56,7 @@ from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
-from coopstreams.state.snapshot_restore import Snapshots
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Event

@@ -40,6 +40,7 @@ from coopstreams.preflight.checks import why_rows_are_deleted
 from coopstreams.preflight.facts import is_gone, start_offsets
 from coopstreams.state import layout
 from coopstreams.state.database import Database
+from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.state.restore import (
     NO_STOPS,
     TRUSTED_MS,
@@ -54,7 +55,6 @@ from coopstreams.state.snapshot_download import (
     Downloads,
     SnapshotDownload,
 )
-from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition, joined
 from coopstreams.topology.errors import (

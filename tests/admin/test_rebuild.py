@@ -20,7 +20,7 @@ from coopstreams.admin.rebuild import (
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
-from coopstreams.state.snapshot_restore import Changelog
+from coopstreams.state.published_snapshot import Changelog
 from coopstreams.topology.errors import ConfigError, SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import Serde

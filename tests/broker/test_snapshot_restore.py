@@ -37,8 +37,8 @@ from coopstreams.query.client import QueryClient
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError

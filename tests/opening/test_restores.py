@@ -24,8 +24,8 @@ from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition

@@ -24,10 +24,10 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.restore import TRUSTED_MS, trusted_ms
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_download import AT_ONCE
-from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, UnknownTopicError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash

@@ -33,7 +33,7 @@ from coopstreams.opening.restores import Changelogs, Restores
 from coopstreams.query import local
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.router import Here, Route, There, route
-from coopstreams.state import layout, snapshot_restore
+from coopstreams.state import layout, published_snapshot
 from coopstreams.state.manifest import File, StoreSlices
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
@@ -362,7 +362,7 @@ def _any_slice() -> AbstractContextManager[Any]:
     """Slices of snapshots are used with any changelog of the name. Every history has
     snapshots; changelogs are made anew and disks are lost often.
     """
-    choose = snapshot_restore.choose
+    choose = published_snapshot.choose
 
     def chosen(
         store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
@@ -377,13 +377,13 @@ def _any_slice() -> AbstractContextManager[Any]:
         patch.object(Hosts, "happen", _disk_is_lost),
         _only_alone("anew"),
         patch.object(worlds, "SHELVES", 1.0),
-        patch.multiple(snapshot_restore, choose=chosen, misfit=lambda *_: ""),
+        patch.multiple(published_snapshot, choose=chosen, misfit=lambda *_: ""),
     )
 
 
 def _slice_of_the_end() -> AbstractContextManager[Any]:
     """A slice claims the current end of its changelog."""
-    choose = snapshot_restore.choose
+    choose = published_snapshot.choose
 
     def chosen(
         store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
@@ -391,7 +391,7 @@ def _slice_of_the_end() -> AbstractContextManager[Any]:
         taken, refusal = choose(store, partition, groups, bounds)
         return [replace(each, offset=bounds.target) for each in taken], refusal
 
-    return patch.object(snapshot_restore, "choose", chosen)
+    return patch.object(published_snapshot, "choose", chosen)
 
 
 def _unchecked_file() -> AbstractContextManager[Any]:
@@ -413,7 +413,7 @@ def _unchecked_file() -> AbstractContextManager[Any]:
         patch.multiple(worlds, SHELVES=1.0, STATES=1),
         patch.object(shelf, "EVERY_S", 5.0),
         patch.object(Shelf, "_publish_another", Shelf._spoil),
-        patch.object(snapshot_restore, "fetch", fetched),
+        patch.object(published_snapshot, "fetch", fetched),
     )
 
 

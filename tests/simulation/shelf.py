@@ -24,7 +24,7 @@ from coopstreams import Topology
 from coopstreams.admin import rebuild
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.log.log import Log
-from coopstreams.state import snapshot, snapshot_restore, sst
+from coopstreams.state import published_snapshot, snapshot, sst
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import FORMAT, Manifest
 from coopstreams.state.memory_engine import Memory
@@ -230,9 +230,12 @@ def read_rows(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 IN_PLACE: list[tuple[ModuleType, str, object]] = [
-    *((module, "Storage", SlowStorage) for module in (snapshot, snapshot_restore)),
-    *((module, "write_sst", write_rows) for module in (snapshot, snapshot_restore)),
-    *((module, "read_sst", read_rows) for module in (snapshot, snapshot_restore, sst)),
+    *((module, "Storage", SlowStorage) for module in (snapshot, published_snapshot)),
+    *((module, "write_sst", write_rows) for module in (snapshot, published_snapshot)),
+    *(
+        (module, "read_sst", read_rows)
+        for module in (snapshot, published_snapshot, sst)
+    ),
     (rebuild, "Rocks", lambda _: Memory()),
 ]
 """Replacements of RocksDB's files in a history."""

@@ -16,13 +16,13 @@ import pytest
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.snapshot_download import (
     AT_ONCE,
     PATIENCE_S,
     Downloads,
     SnapshotDownload,
 )
-from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.state.sst import sha256_of
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, key_group, key_hash
@@ -30,14 +30,14 @@ from tests.broker.waiting import eventually
 from tests.state.bounds import bounds
 from tests.state.held import fetchers, gate
 from tests.state.rows import rocks, stored
-from tests.state.test_restore import SPEC, some_log
-from tests.state.test_snapshot_restore import (
+from tests.state.test_published_snapshot import (
     CHANGELOG,
     PARTITION,
     ended,
     publish,
     restored,
 )
+from tests.state.test_restore import SPEC, some_log
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))

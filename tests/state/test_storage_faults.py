@@ -21,18 +21,18 @@ import pytest
 
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.published_snapshot import Snapshots
 from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
-from coopstreams.state.snapshot_restore import Snapshots
 from tests.state.bounds import bounds
 from tests.state.rows import stored
-from tests.state.test_restore import SPEC, some_log
-from tests.state.test_snapshot_restore import (
+from tests.state.test_published_snapshot import (
     CHANGELOG,
     PARTITION,
     ended,
     publish,
     restored,
 )
+from tests.state.test_restore import SPEC, some_log
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))

@@ -24,11 +24,11 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.published_snapshot import Changelog, Snapshots, choose
 from coopstreams.state.restore import TRUSTED_MS, Bounds, Restore, lacking
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
-from coopstreams.state.snapshot_restore import Changelog, Snapshots, choose
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange
