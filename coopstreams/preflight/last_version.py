@@ -52,7 +52,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import BROKERS_TIME, Log, TopicSpec
 from coopstreams.log.precondition import Precondition
-from coopstreams.log.remainder import remainder
+from coopstreams.log.read_to_end import remainder
 from coopstreams.preflight.name_claims import KEY, check_unclaimed
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

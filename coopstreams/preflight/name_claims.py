@@ -30,7 +30,7 @@ import orjson
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log
-from coopstreams.log.remainder import remainder
+from coopstreams.log.read_to_end import remainder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, ConfigError
 from coopstreams.topology.graph.topology import Topology
