@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from coopstreams.commands.http_access import AskingFile, asking
-from coopstreams.common.extra import need_http
+from coopstreams.common.optional_packages import need_http
 from coopstreams.topology.errors import QueryError
 
 _URL = Annotated[

@@ -31,7 +31,7 @@ from coopstreams.commands.terminal.figures import (
     standing_times,
     written,
 )
-from coopstreams.common.extra import need_http
+from coopstreams.common.optional_packages import need_http
 
 
 def status(

@@ -31,7 +31,7 @@ from coopstreams.commands.terminal.figures import (
     standing_times,
 )
 from coopstreams.commands.terminal.processes import figures_of
-from coopstreams.common.extra import need_http
+from coopstreams.common.optional_packages import need_http
 from coopstreams.topology.errors import QueryError
 
 EVERY_S = 1.0

@@ -17,8 +17,8 @@ from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
-from coopstreams.common.extra import need_otel
 from coopstreams.common.metrics import Metrics
+from coopstreams.common.optional_packages import need_otel
 from coopstreams.group.active_version import assign_active
 from coopstreams.group.coordinator_interface import Timings
 from coopstreams.group.members import Cluster

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from coopstreams.common.config import Config
-from coopstreams.common.extra import need_http
 from coopstreams.common.interrupts import listening
+from coopstreams.common.optional_packages import need_http
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.read_only import ReadOnlyStore
