@@ -27,14 +27,14 @@ from coopstreams.log.kafka.kafka_errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.patience import (
+from coopstreams.log.kafka.reader import KafkaReader
+from coopstreams.log.kafka.retries import (
     ATTEMPT_S,
     FAILOVER_S,
     FIRST_ATTEMPT_S,
     SILENT_S,
     Patience,
 )
-from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

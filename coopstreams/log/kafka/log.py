@@ -54,13 +54,13 @@ from coopstreams.log.kafka.kafka_errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import data_plane
-from coopstreams.log.kafka.patience import (
+from coopstreams.log.kafka.reader import KafkaReader
+from coopstreams.log.kafka.retries import (
     ATTEMPT_S,
     FAILOVER_S,
     RETRY_S,
     Patience,
 )
-from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, Check, TopicSpec
 from coopstreams.topology.columns import TopicPartition
