@@ -419,7 +419,7 @@ class Databases:
         )
 
     def leave(self, task: TaskId) -> None:
-        """Leave the database of a task's partition; the last task closes it."""
+        """Give back the database of a task's partition. The last task closes it."""
         self._directory.release(task.subtopology, task.partition)
 
     def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:

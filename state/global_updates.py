@@ -209,7 +209,7 @@ class _Drafts(GlobalRows):
         self.forget()
 
     def forget(self) -> None:
-        """Drop the changes."""
+        """Drop the changes that are not published."""
         self._changed.clear()
 
     def _copy(self, entry: Entry) -> Entry:

@@ -188,7 +188,9 @@ class NativeTable(Table):
         return changed
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the changed rows, which are then clean; see `Table.freeze`."""
+        """Serialise the changed rows, mark them clean, and return them for the
+        changelog: see `Table.freeze`.
+        """
         stray = self.rows.stray(*self._groups)
         if stray is not None:
             raise self._stray(stray)

@@ -348,7 +348,9 @@ class Restore:
             self.database.write([], {self.spec.name: list(self._checkpoints(groups))})
 
     def start_over(self, groups: Iterable[int], reason: str) -> None:
-        """Empty these groups, and restore them from the start of the log."""
+        """Empty these groups, and restore them from the start of the log. `reason`: for
+        the log line.
+        """
         for run in _runs(sorted(groups)):
             self._empty(run, reason)
         self._move()

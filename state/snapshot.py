@@ -174,7 +174,7 @@ def publish(url: str, manifest: Manifest) -> None:
 
 
 def current_run(url: str, application: str) -> str | None:
-    """Return the published run; None if there is none."""
+    """Return the name of the published run; None if no run is published."""
     found = Storage(url).read(f"{_checked(application)}/{CURRENT}")
     return None if found is None else found.decode(errors="replace").strip()
 
@@ -217,13 +217,13 @@ def load(
 
 
 def applications(url: str) -> list[str]:
-    """Return the names of the folders that may be those of applications, ascending."""
+    """Return the names of the folders that may belong to applications, ascending."""
     names = {name.partition("/")[0] for name in Storage(url).names() if "/" in name}
     return sorted(name for name in names if _is_legal(name))
 
 
 def runs(url: str, application: str) -> list[str]:
-    """Return the runs that have files, in the order of time."""
+    """Return the names of the runs that have files, in the order of time."""
     names = (name.split("/") for name in Storage(url).names(_checked(application)))
     return sorted({parts[1] for parts in names if len(parts) > 2})
 

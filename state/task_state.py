@@ -38,7 +38,7 @@ __all__ = ["ChangelogBatch", "TaskState"]
 
 NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
 MakeTable: TypeAlias = Callable[[Database, StoreSpec, KeyGroups], Table]
-"""Makes the store of a task instead of the default factory."""
+"""A function that makes a store of a task, in place of the usual class."""
 NO_TABLES: Mapping[str, MakeTable] = {}
 
 _KINDS: Mapping[StoreKind, type[Table]] = {

@@ -32,8 +32,8 @@ def adding(
     acls: Sequence[Acl],
     servers: str = "<HOST:PORT>",
 ) -> str:
-    """Return the command that allows each of these operations on each of these
-    resources.
+    """Return the `kafka-acls.sh` command that allows each of these operations on each
+    of these resources.
     """
     operations = dict.fromkeys(acl.operation for acl in acls)
     words = [f"--operation {operation}" for operation in operations]

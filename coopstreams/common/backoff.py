@@ -29,7 +29,7 @@ class BackOff:
     most_s: float = MOST_S
     forgotten_after_s: float = FORGOTTEN_AFTER_S
     in_a_row: int = 0
-    """Deaths since the count last began again."""
+    """The deaths in a row: each within `forgotten_after_s` after the one before."""
     _died_at: float = -math.inf
     _rest_s: float = 0.0
 

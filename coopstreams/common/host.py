@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has the first. On macOS the second includes the time asleep, unlike
-`time.monotonic`.
+"""The clock that includes the time in which the machine is suspended: on Linux
+CLOCK_BOOTTIME. On macOS CLOCK_MONOTONIC does, unlike `time.monotonic`.
 """
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Inbox(Protocol[T]):
         """Remove and return the first item; block until there is one.
 
         Raises:
-            Empty: there was none in time.
+            Empty: no item came in time.
         """
         ...
 
@@ -70,7 +70,7 @@ class Inbox(Protocol[T]):
         """Remove and return the first item.
 
         Raises:
-            Empty: there is none.
+            Empty: the queue is empty.
         """
         ...
 
@@ -266,5 +266,5 @@ class Timed(System):
         return self._now_ms() / 1000
 
     def wall_ms(self) -> int:
-        """Return the given clock's time."""
+        """Return the given clock's time in milliseconds."""
         return self._now_ms()

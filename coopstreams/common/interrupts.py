@@ -34,7 +34,7 @@ _drains: list[Callable[[], bool]] = []
 
 
 def listen() -> None:
-    """Handle signals from now on. Main thread only."""
+    """Handle SIGTERM and Ctrl-C from now on. Main thread only."""
     _listening.set()
     hears, woken = os.pipe()
     os.set_blocking(woken, False)

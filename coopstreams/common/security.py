@@ -240,7 +240,7 @@ class Security:
         """Return the settings for Java's clients.
 
         Raises:
-            ConfigError: Java's clients have no equivalent of some of them.
+            ConfigError: Java's clients have no equivalent of a setting.
         """
         rest = dict(self.given)
         java = {"security.protocol": self.protocol}

@@ -106,11 +106,11 @@ LONGEST_TRANSACTION_MS = 900_000
 """
 REPEAT_S = 60.0
 HELD_BACK_S = 1.0
-"""The throttle time of a request from which on it is logged."""
+"""The shortest throttle time of a request that is logged."""
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
-"""librdkafka reports it as refused credentials, although no broker was asked: the
-source of tokens may answer later.
+"""A part of an error that librdkafka reports as refused credentials, although no broker
+was asked: the source of tokens may answer later.
 """
 AWAY = frozenset({"FAIL", "REQTMOUT"})
 """Facilities in librdkafka's log that report brokers which are unreachable or do not

@@ -674,7 +674,7 @@ class KafkaLog:
     def _is_missing(self, where: TopicPartition) -> bool:
         """Whether the brokers report that the partition does not exist.
 
-        A client that has lost its brokers reports the same, of all partitions.
+        A client that has lost its brokers reports all partitions as missing.
         """
         with self._lock:
             try:

@@ -229,7 +229,7 @@ def data_plane() -> str:
 
 
 def router() -> MakeRouter | None:
-    """Return the native router, which cuts batches by key range; None: pure Python."""
+    """Return the native router, which splits batches by key range; None: pure Python."""
     if data_plane() != "native":
         return None
     made: MakeRouter = _loaded().Router

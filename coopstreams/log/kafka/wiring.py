@@ -39,4 +39,4 @@ KAFKA = Wiring(
     lambda settings, timeout_s: KafkaLog(settings, timeout_s=timeout_s),
     connector,
 )
-"""The operating system and a Kafka cluster."""
+"""The wiring of production: the operating system and a Kafka cluster."""

@@ -111,7 +111,7 @@ class MemoryLog:
             return self._state.partition(partition).start
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end: every written record lies below it."""
+        """Return the end offset: every written record lies below it."""
         with self._state.changed:
             return self._state.partition(partition).end
 
@@ -119,7 +119,7 @@ class MemoryLog:
         self,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
-        """Return the true end of each of these partitions."""
+        """Return the end offset of each of these partitions."""
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
@@ -130,7 +130,7 @@ class MemoryLog:
             return self._state.partition(partition).offset_at(timestamp_ms)
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the true end: there is one broker, which never hangs."""
+        """Return the end offset: there is one broker, which never hangs."""
         return self.end_offset(partition)
 
     def silent_replicas(

@@ -95,7 +95,7 @@ class MemoryState:
         return topic
 
     def group(self, name: str) -> GroupOffsets:
-        """Return the offsets of a group."""
+        """Return the committed and pending offsets of a group; a new group has none."""
         return self.groups.setdefault(name, GroupOffsets(name))
 
     def create_topic(self, spec: TopicSpec) -> None:
@@ -200,7 +200,7 @@ class MemoryState:
         )
 
     def end(self, session: ProducerSession, *, commit: bool) -> None:
-        """End the open transaction."""
+        """Commit or abort the open transaction of a session."""
         self.check(session)
         if not session.producer.open:
             raise LogError("there is no transaction to end; begin one first")
