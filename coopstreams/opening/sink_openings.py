@@ -125,7 +125,7 @@ class SinkOpenings:
         source: TopicPartition,
         progress: Progress,
     ) -> SinkSession | None:
-        """Return the session; None: `cancel` gave it up first."""
+        """Return the opened session; None: `cancel` gave it up first."""
         pause_s = FIRST_PAUSE_S
         opening.why = f'sink "{node.name}" to be opened'
         while not opening.left.is_set():
