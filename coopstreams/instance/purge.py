@@ -1,16 +1,17 @@
-"""Deletes the records that no task needs any more: of repartition topics those that
-every owner has processed, of changelogs the windows that have expired.
+"""Deletes records that no task needs any more: processed records of repartition topics,
+and expired windows of changelogs.
 
-Brokers delete neither by themselves. A repartition topic has no retention, because a
-task may be behind for any time. Nor has a changelog of windows: brokers compare a
-record's event time with their own clock, and on a backlog they would delete windows
-that are still open. A restore would then begin without them, and their results would be
-too small, without an error. (Turned down: Kafka Streams' `retention.ms` of the windows'
-retention and a day, of which that is known. Turned down, too: a tombstone for each
+Brokers delete neither. A repartition topic has no retention, because a task may be
+behind for any time. Nor has a changelog of windows: brokers compare a record's event
+time with their own clock, and on a backlog they would delete windows that are still
+open. A restore would then begin without them, and their results would be too small,
+without an error. (Turned down: Kafka Streams' `retention.ms`, the windows' retention
+and a day, which is known to delete open windows in this way; and a tombstone for each
 expired row, which doubles what is written.)
 
 Invariant: the owner of hash 0 deletes for its siblings: up to the stable offset, and
-what has expired at the times there. No sibling is at an earlier position or time.
+the windows that have expired by the stream times there. No sibling is at an earlier
+position or time.
 """
 
 from __future__ import annotations
@@ -37,31 +38,32 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 WINDOWS_EVERY_S = 5.0
-"""How often it is looked at which windows have expired."""
+"""How often to check which windows have expired."""
 STEPS = 10
-"""A changelog is looked at again when a tenth of what it keeps has passed in stream
-time: so it has a tenth more than it needs, and brokers are rarely asked.
+"""The number of purges of a changelog while as much stream time passes as the changelog
+keeps. So it keeps a tenth more than needed, and the brokers get few requests.
 """
 
 
 class _Turns:
-    """The order of deletions: partitions that failed the last time come last, so that
-    one without a leader keeps no other from its turn.
+    """The order of deletions. Partitions that failed the last time come last, so that a
+    partition without a leader delays no other.
     """
 
     def __init__(self) -> None:
         self._failed: dict[TopicPartition, None] = {}
-        """In the order in which they were tried."""
+        """The partitions that failed the last time, in the order of the attempts."""
 
     def take(
         self,
         due: Mapping[TopicPartition, T],
         delete: Callable[[TopicPartition, T], None],
     ) -> None:
-        """Call `delete` for each partition.
+        """Call `delete` for each partition, with its value in `due`.
 
         Raises:
-            LogError: a partition failed; those behind it have their turn the next time.
+            LogError: a deletion failed; the partitions behind it come first the next
+            time.
         """
         failed = self._failed
         first = [partition for partition in due if partition not in failed]
@@ -78,19 +80,19 @@ class _Turns:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """On what a deletion relies: a process that is not certainly a member deletes
-    nothing. Who is, does, and a reset may have made topics anew.
+    """The group membership on which deletions rely.
 
-    `sure`: whether this process certainly is a member under an epoch
-    (`GroupMember.sure`).
+    A process that is not certainly a member deletes nothing: the certain members do,
+    and a reset may have recreated the topics. `sure`: returns whether this process
+    certainly is a member under an epoch (`GroupMember.sure`).
     """
 
     log: Log
     sure: Callable[[int], bool]
 
     def may_delete(self, topic: str, topic_id: str, task: Task) -> Precondition:
-        """Return the precondition of a deletion in a topic that the task knows by this
-        id.
+        """Return the precondition of a deletion: the topic has the id that the task
+        knows, and the membership goes on.
         """
         return Precondition(
             self.log,
@@ -101,8 +103,8 @@ class Membership:
 
 
 class Purge:
-    """The deletions of one instance in repartition topics: of the partitions whose hash
-    0 is owned here, below the stable offset.
+    """Deletes processed records of repartition topics for one instance: those below the
+    stable offset, in the partitions whose hash 0 it owns.
     """
 
     def __init__(
@@ -118,11 +120,11 @@ class Purge:
         self._turns = _Turns()
 
     def purge(self) -> None:
-        """Delete what can be deleted now.
+        """Delete the records that all tasks have processed.
 
         Raises:
             LogError: the records of a partition are not deleted. The next purge tries
-            the others first.
+            the other partitions first.
         """
         self._turns.take(self._stable(), self._delete)
 
@@ -134,8 +136,8 @@ class Purge:
         self._deleted[source] = stable
 
     def _stable(self) -> dict[TopicPartition, tuple[int, Task]]:
-        """Return the stable offset of each partition that has more to delete, and a
-        task that knows it.
+        """Return the stable offset of each partition that has more records to delete,
+        and a task that knows it.
         """
         due: dict[TopicPartition, tuple[int, Task]] = {}
         for task in self._standing().tasks.values():
@@ -158,7 +160,7 @@ class _Expired:
 
 @dataclass(frozen=True, slots=True)
 class WindowStores:
-    """What a purge needs to know of an application's window stores.
+    """The facts about an application's window stores that a purge needs.
 
     `additional_ms`: how much longer than its store a changelog keeps rows.
     """
@@ -169,8 +171,8 @@ class WindowStores:
 
 
 class WindowPurge:
-    """The deletions of one instance in changelogs of windows: of the partitions whose
-    hash 0 is owned here, what has expired by stream time.
+    """Deletes expired windows from changelogs for one instance: those expired by stream
+    time, in the partitions whose hash 0 it owns.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ class WindowPurge:
         self._standing = standing
         self._operators = cache(self._operators_of)
         self._horizons: dict[TopicPartition, int] = {}
-        """The last horizon by which each changelog was purged."""
+        """The horizon of the last purge of each changelog: older rows were deleted."""
         self._turns = _Turns()
 
     def purge(self) -> None:
@@ -206,7 +208,7 @@ class WindowPurge:
         self._horizons[changelog] = expired.horizon_ms
 
     def _due(self) -> dict[TopicPartition, _Expired]:
-        """Return the changelogs in which enough has expired since the last purge."""
+        """Return the changelogs in which enough rows have expired since the last purge."""
         additional_ms = self._stores.additional_ms
         due: dict[TopicPartition, _Expired] = {}
         for task in self._standing().tasks.values():
@@ -226,8 +228,8 @@ class WindowPurge:
         """Yield the window stores of a task that owns hash 0, and the stream time that
         each has reached in all key ranges.
 
-        Only times that a commit names count: where it names none, an operator may be
-        behind the partition.
+        Only times named in a commit count. An operator without one may be behind the
+        partition.
         """
         stable = [task.progress.stable(source) for source in task.sources]
         for spec, operators in self._operators(task.id.subtopology):

@@ -269,8 +269,9 @@ def windows_kept_long(facts: Facts) -> Iterator[str]:
 
 
 def windows_by_age(facts: Facts) -> Iterator[str]:
-    """Look for changelogs of windows whose records brokers delete because of their age:
-    an earlier version made them with such a retention, or somebody has set it.
+    """Yield a finding for each changelog of windows whose records brokers delete
+    because of their age. An earlier version created it with a retention, or somebody
+    has set it.
     """
     for plan in _windows(facts):
         settings = facts.settings.get(plan.name, {})
