@@ -13,7 +13,7 @@ from coopstreams import QueryClient
 from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.status import detector
+from coopstreams.status import stall_detector
 from coopstreams.status.reasons import Health
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -153,7 +153,7 @@ def test_an_instance_is_live_however_long_brokers_are_away(
     """All pods were restarted after half a minute with two of three brokers away, at
     the worst time.
     """
-    monkeypatch.setattr(detector, "STALLED_S", 3.5)
+    monkeypatch.setattr(stall_detector, "STALLED_S", 3.5)
     counting = Counting.make(three_brokers.kafka, partitions=6)
     seen: list[Health] = []
     settings: dict[str, Any] = {

@@ -18,7 +18,7 @@ from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.instance import components
 from coopstreams.instance.serving import Serving
 from coopstreams.opening import opener
-from coopstreams.status import detector
+from coopstreams.status import stall_detector
 from coopstreams.topology.errors import (
     ConfigError,
     CoopStreamsError,
@@ -286,7 +286,7 @@ def test_a_function_that_takes_too_long_each_time_ends_the_process(
 def test_a_slow_function_is_named_and_the_process_live_until_the_group_would_lose_it(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detector, "STALLED_S", 3.5)
+    monkeypatch.setattr(stall_detector, "STALLED_S", 3.5)
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
     done = threading.Event()

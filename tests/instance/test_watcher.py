@@ -22,7 +22,7 @@ from coopstreams.instance.topic_changes import TopicChanges
 from coopstreams.instance.watcher import Lags, Watcher
 from coopstreams.instance.watcher import Watched as Observed
 from coopstreams.log.log import TopicSpec
-from coopstreams.status import detector
+from coopstreams.status import stall_detector
 from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.events import Failed
 from coopstreams.tasks.task import Task
@@ -388,7 +388,7 @@ def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
 ) -> None:
     watched.run(LEFT, RIGHT)
     watched.silent, looks = frozenset({2}), watched.detector
-    monkeypatch.setattr(detector, "QUIET_S", 0.0)
+    monkeypatch.setattr(stall_detector, "QUIET_S", 0.0)
     watched.watcher.look()
     watched.write("in", [(key, b"", 5) for key in KEYS])
     watched.watcher.look()
