@@ -58,8 +58,8 @@ DOUBT_S = 10.0
 """How long commits may be missing before they count as lost: their topic was recreated,
 or its records were deleted.
 
-It is also how long a topic's id must differ from the id in a consumer's commits before
-the topic counts as recreated.
+Also how long a topic may have another id than a consumer's commits name, before it
+counts as recreated.
 """
 
 FIRST_LOOK_S = 0.1

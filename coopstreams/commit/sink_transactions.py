@@ -23,8 +23,8 @@ from coopstreams.topology.failures import Failure, OnFailure
 
 
 class RefusedEarlierError(ProcessingError):
-    """The error for a record that is read again, and that the sink has refused earlier;
-    the log of the earlier process has the first error.
+    """The error for a record that is read again, and that the sink refused the first
+    time; the log of the earlier process has the first error.
     """
 
 
@@ -53,14 +53,12 @@ class Applying:
         return max(0, self._begin - self._progress.position(self._source).offset)
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
-        """Apply the noted records; return how many. `all_of_it`: move the sink's
-        position to the task's position in any case, because the group commits that
-        next.
+        """Apply the noted records; return how many. `all_of_it`: also move the sink to
+        the task's position, which the group commits next.
 
         Raises:
-            SinkUnavailableError, FencedError: the whole step may count, or nothing of
-                it: open the task again. Whatever the failure handler raises: nothing of
-                it counts.
+            SinkUnavailableError, FencedError: all of it may count, or nothing: open the
+                task again. Whatever the failure handler raises: nothing of it counts.
         """
         position = self._progress.position(self._source).offset
         fresh = {_offset(each): each for each in self._fresh(noted)}

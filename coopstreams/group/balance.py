@@ -44,8 +44,7 @@ def balance(
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges. `load` is each member's
-    share of the other sub-topologies; of equal members the one with less load takes
-    more.
+    share of the other sub-topologies: of equal members, the one with less takes more.
     """
     counts = _slot_counts(layout, held)
     cells = {

@@ -373,9 +373,9 @@ class GroupCoordinator:
         return self._connection.run(self._connection.open_transactions, timeout_ms)
 
     def close(self, *, leave: bool) -> None:
-        """End the membership, its thread and its connections. Idempotent.
+        """End the membership and all connections. Idempotent.
 
-        `leave` False: the group learns of the end when the session has timed out.
+        `leave` False: the group learns of it when the session has timed out.
         """
         if self._connection.closed:
             return

@@ -184,9 +184,9 @@ class Coordinator(Protocol):
         ...
 
     def close(self, *, leave: bool) -> None:
-        """End the membership, its thread and its connections. Idempotent.
+        """End the membership and all connections. Idempotent.
 
-        `leave` False: the group learns of the end when the session has timed out.
+        `leave` False: the group learns of it when the session has timed out.
         """
 
 

@@ -87,8 +87,8 @@ class Ends:
         partitions: Collection[TopicPartition],
         timeout_s: float,
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return, for each partition, the brokers with an in-sync replica that do not
-        answer in this time; partitions without such a broker are left out.
+        """Return the brokers with an in-sync replica that do not answer in this time,
+        for each partition that has any.
 
         Raises:
             LogError: this principal may not describe a topic.
@@ -175,8 +175,8 @@ class Ends:
         chosen: Mapping[TopicPartition, Choice],
         give_up: float,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
-        """Return the ends that the leaders report, and for each other partition the
-        reason why its end is not known.
+        """Return the ends that the leaders report, and the reasons why other ends are
+        not known.
         """
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for at, choice in chosen.items():

@@ -86,7 +86,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """A member as the leader sees it, decoded from its subscription."""
+    """A member as the leader sees it."""
 
     info: MemberInfo
     tasks: tuple[TaskId, ...] = ()
@@ -146,8 +146,8 @@ class Assignment:
     """
     cluster: Cluster = field(default_factory=Cluster)
     error: str = ""
-    """Why the leader never gives this member any task, so that it has to stop; empty:
-    no reason.
+    """Why the leader never gives this member a task, and it has to stop; empty: no
+    reason.
     """
     waits: str = ""
     """Why the leader gives this member no tasks for now; empty: no reason. The member

@@ -410,9 +410,7 @@ class Participant:
             return self._holdings.held
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> bool:
-        """Release revoked tasks; return whether another member waits for one, so that a
-        rebalance is needed.
-        """
+        """Release revoked tasks; return whether another member waits for one."""
         with self._lock:
             self._holdings.released(tasks, seen)
             return self._holdings.wants_rebalance

@@ -85,8 +85,8 @@ def silent_replicas(
     views: Mapping[int, Mapping[TopicPartition, BrokerView]],
     partitions: Collection[TopicPartition],
 ) -> dict[TopicPartition, frozenset[int]]:
-    """Return, for each partition, the brokers with an in-sync replica that have not
-    answered; partitions without such a broker are left out.
+    """Return the brokers with an in-sync replica that have not answered, for each
+    partition that has any.
 
     `views`: of the brokers that have answered. A replica counts as in sync if it is so
     in all views, since one view may be newer.

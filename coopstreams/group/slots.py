@@ -53,8 +53,8 @@ class Layout:
 
     @cached_property
     def slots(self) -> int:
-        """The number of slots, and so of cells, of the whole sub-topology: one per
-        thread, but at least one per partition and at most one per key group.
+        """The number of slots, and so of cells, of the sub-topology: one per thread, at
+        least one per partition, at most one per key group.
         """
         wanted = sum(self.threads.values()) if self.share else 0
         return min(max(wanted, self.partitions), self.partitions * GROUPS)

@@ -70,7 +70,7 @@ class Files:
 
     def client(self) -> ssl.SSLContext:
         """Return the context of a client: it checks the server's certificate and name,
-        and shows the certificate of these files, if they have one.
+        and shows the certificate of these files, if any.
 
         Raises:
             ConfigError: as `into`.
@@ -78,8 +78,8 @@ class Files:
         return self.into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def server(self, *, clients_show: bool) -> ssl.SSLContext:
-        """Return the context of a server. With `clients_show`, a client has to show a
-        certificate that the authorities have signed.
+        """Return the context of a server. With `clients_show`, clients need a
+        certificate signed by the authorities.
 
         Raises:
             ConfigError: as `into`.
@@ -116,8 +116,8 @@ class Certificates:
     """
 
     def __init__(self, files: Files, *, clients_show: bool) -> None:
-        """Load the files. With `clients_show`, a client has to show a certificate that
-        the authorities have signed (mutual TLS).
+        """Load the files. With `clients_show`, clients need a certificate signed by the
+        authorities (mutual TLS).
 
         Raises:
             ConfigError: a file cannot be used.

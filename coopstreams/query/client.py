@@ -60,11 +60,10 @@ class _Client:
     ) -> None:
         """Make a client, which connects with its first query.
 
-        `on_wait` is called at most once a query, with the error that makes it retry
-        first. `token` is one of the application's `http.token.read` (or `…operate`, for
+        `on_wait` is called at most once a query, with the error of its first retry.
+        `token` is one of the application's `http.token.read` (or `…operate`, for
         `status`). `tls` has the authorities that check an https URL, and the
-        certificate that this client shows; None: the system's authorities, and no
-        certificate.
+        certificate that this client shows; None: the system's, and no certificate.
         """
         self._requests = Requests(url, deadline_s, on_wait)
         # Without TLS no authorities are read: that takes a tenth of a second. httpx

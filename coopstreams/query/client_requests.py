@@ -155,7 +155,7 @@ class RangePage:
 
 class Requests:
     """The requests to one address. `on_wait` is called at most once a request, with the
-    error that makes it retry first.
+    error of its first retry.
     """
 
     def __init__(

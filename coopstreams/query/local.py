@@ -304,8 +304,7 @@ class LocalReader:
         return found.body()
 
     def entries(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
-        """Return the JSON of each of several keys; in that of a missing key, `found` is
-        false.
+        """Return the JSON of each of several keys; `found` is false for a missing one.
 
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
@@ -498,8 +497,8 @@ def _first(
     """Return the first `limit` rows, or fewer if they exceed `MOST_BYTES`, and whether
     more follow.
 
-    The cut of large rows lies between two different times, so that the client can ask
-    for the rest behind the last one.
+    Large rows are cut between two different times, so that the client can go on behind
+    the last one.
     """
     found: list[StoredRow] = []
     size = 0
@@ -556,7 +555,7 @@ def _versions(
     their values exceed `MOST_BYTES`.
 
     The row is read before its past: in the other order, a commit in between could move
-    its version to the past unseen. So the past may be newer than the row: because of a
+    its version to the past unseen. So the past may be newer than the row, because of a
     commit in between or, under at-least-once, of a crash during a commit. A past
     version that began with the row's version, or later, is left out: the newest of them
     has ended, and its successor is not known.
