@@ -26,13 +26,13 @@ from coopstreams.commit.group_progress import OffsetAndRanges
 from coopstreams.topology.keys import key_hashes
 
 MOST_TURNS = 8
-"""How many of the latest turns are kept."""
+"""How many of the latest filters are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The letters that a replay writes: those of one node, of one phase, or of both.
-    None: any.
+    """A filter of the letters that a replay writes: those of one node, of one phase, or
+    of both. None: any.
     """
 
     node: str | None = None
@@ -48,15 +48,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The letters that replays wanted from the offset `begin` on."""
+    """A filter of replays, and the first offset to which it applied."""
 
     wanted: Wanted
     begin: int
 
 
 def turns_of(metadata: str) -> tuple[Turn, ...]:
-    """Return the turns in the metadata of an offset, ascending; empty: no replay wrote
-    it.
+    """Return the filters in the metadata of an offset, by ascending offset; empty: no
+    replay wrote it.
     """
     with suppress(ValueError, TypeError):
         return tuple(
@@ -67,7 +67,7 @@ def turns_of(metadata: str) -> tuple[Turn, ...]:
 
 
 def metadata_of(turns: tuple[Turn, ...]) -> str:
-    """Return the metadata that encodes these turns."""
+    """Return the metadata that encodes these filters."""
     return json.dumps(
         [[turn.wanted.node, turn.wanted.phase, turn.begin] for turn in turns],
         separators=(",", ":"),
@@ -75,8 +75,8 @@ def metadata_of(turns: tuple[Turn, ...]) -> str:
 
 
 def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...]:
-    """Return the turns for a replay that begins at the position `passed`. A new turn is
-    added if the last replay wanted other letters.
+    """Return the filters for a replay that begins at the position `passed`. `wanted` is
+    added if the last replay had another filter.
     """
     turns = () if passed is None else turns_of(passed.metadata)
     if turns and turns[-1].wanted == wanted:

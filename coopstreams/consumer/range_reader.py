@@ -308,8 +308,8 @@ class ValueReader:
 
 
 def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
-    """Return the first and the last of the offsets, from `start` on, that are read in
-    one go.
+    """Return the first and the last of the offsets, from `start` on, that are read
+    without a seek.
     """
     first = bisect_left(offsets, start)
     last = first

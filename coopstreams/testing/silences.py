@@ -14,7 +14,7 @@ from coopstreams.topology.columns import TopicPartition
 
 
 class Silences:
-    """The silences of the partitions whose sources have `idle_advance`.
+    """The idle times of the partitions whose sources have `idle_advance`.
 
     Units: `now_ms` is the driver's clock.
     """

@@ -114,8 +114,8 @@ def reasons_of(
 
 
 def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return which partitions the times of sub-topologies wait for, the longest wait
-    first: one line for all tasks that wait for the same partition.
+    """Return a line for each partition that the time of a sub-topology waits for, the
+    longest wait first.
 
     Short waits are left out, because a clock advances with each commit of the writers.
     """
