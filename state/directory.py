@@ -55,6 +55,10 @@ changelog; those of 1 do not, so their topic may have been recreated.
 """
 
 MEMBER_ID = "member-id"
+ENDED = "ended"
+"""The file by which a process tells its successor that everything it wrote is in the
+log.
+"""
 _PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
 _DOOMED = ".deleted"
 
@@ -110,6 +114,12 @@ class StateDirectory:
                 """The member id of the process that had the folder last; empty if
                 unknown. The holder of the lock knows that this process has ended.
                 """
+                ended = self.folder / ENDED
+                self.ended = ended.exists()
+                """Whether the process that had the folder last has ended cleanly: no
+                record of it is under way.
+                """
+                ended.unlink(missing_ok=True)
                 for doomed in self.folder.glob(f"*{_DOOMED}"):
                     shutil.rmtree(doomed, ignore_errors=True)
             except BaseException:
@@ -132,6 +142,13 @@ class StateDirectory:
                 self.last_member = id_
         except OSError as error:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
+
+    def note_end(self) -> None:
+        """Store that this process has ended cleanly, and writes nothing any more."""
+        try:
+            _write(self.folder / ENDED, self.last_member)
+        except OSError as error:
+            log.warning('"%s" cannot be written: %s', self.folder / ENDED, error)
 
     def begin(self, topic_id: str) -> None:
         """Empty the folder if its rows are from before a reset of the application, or

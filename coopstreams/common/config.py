@@ -32,6 +32,7 @@ from coopstreams.common.setting_values import (
     positive_fraction,
     reachable,
     servers,
+    static_id,
     text,
 )
 from coopstreams.topology.credentials import without_credentials
@@ -168,6 +169,13 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         integer(0),
         0,
         "Number of this process among those that share `state.dir` on this host.",
+    ),
+    "group.instance.id": (
+        static_id,
+        None,
+        "Makes this a static member of the group: started again within `session.timeout.ms`, it has its tasks again, and "
+        "nothing moves. Each process needs an id of its own: `{instance}`, `{host}` and `{ordinal}` (the number at "
+        "the end of the host's name, as of a StatefulSet) stand for what differs.",
     ),
     "default.dsl.store": (
         store_type_of,
@@ -493,6 +501,31 @@ class Config:
     def commit_interval_s(self) -> float:
         """The seconds between commits."""
         return float(self.values["commit.interval.ms"]) / 1000
+
+    def static_member(self, host: str) -> str | None:
+        """Return the id of the process on a host as a static member of its group; None:
+        it is not static.
+
+        Raises:
+            ConfigError: the id needs the host's ordinal, and the host's name ends
+                without a number.
+        """
+        pattern = self.values["group.instance.id"]
+        if pattern is None:
+            return None
+        ordinal = re.search(r"\d+$", host)
+        if "{ordinal}" in pattern and ordinal is None:
+            raise ConfigError(
+                f'group.instance.id "{pattern}" has the number at the end of the host\'s name, and "{host}" ends without '
+                "one. Use {instance} or {host}, or name the process."
+            )
+        return str(
+            pattern.format(
+                instance=self.values["instance"],
+                host=host,
+                ordinal=ordinal and ordinal[0],
+            )
+        )
 
     @staticmethod
     def of(

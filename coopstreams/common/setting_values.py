@@ -10,6 +10,7 @@ from typing import Any
 
 _HOST = r"(?:\[[\da-fA-F:.]+(?:%\w+)?\]|[\w.-]+)"
 _SERVER = re.compile(rf"(?:\w+://)?{_HOST}(?::(?P<port>\d+))?")
+_GROUP_INSTANCE = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _REACHABLE = re.compile(
     rf"(?:https?://{_HOST}(?::(?P<port>\d+))?(?:/\S*)?|{_HOST}:(?P<plain>\d+))"
 )
@@ -86,6 +87,21 @@ def ascii_text(value: Any) -> str:
     """
     if not (text(value).isascii() and value.isprintable()):
         raise ValueError("a text of printable ASCII")
+    return str(value)
+
+
+def static_id(value: Any) -> str:
+    """Return the value if it can be the id of a static member, with `{instance}`,
+    `{host}` and `{ordinal}` in it.
+    """
+    try:
+        filled = ascii_text(value).format(instance=0, host="host-0", ordinal=0)
+    except (KeyError, IndexError, ValueError):
+        filled = ""
+    if not _GROUP_INSTANCE.fullmatch(filled):
+        raise ValueError(
+            "a text of at most 249 letters, digits, '.', '_' and '-', with {instance}, {host} or {ordinal} in it"
+        )
     return str(value)
 
 

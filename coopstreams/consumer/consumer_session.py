@@ -55,6 +55,7 @@ from coopstreams.consumer.ownership import (
 from coopstreams.consumer.range_reader import RangeReader
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.coordinator_interface import Identity
 from coopstreams.group.holdings import (
     Assigned,
     GroupEvent,
@@ -700,7 +701,7 @@ def shared(
     member = GroupMember(
         wiring.coordinator(config.client),
         participant,
-        instance_id=config["group.instance.id"],
+        identity=Identity(config["group.instance.id"]),
         timings=timings,
         host=host,
     )

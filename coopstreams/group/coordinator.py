@@ -31,7 +31,12 @@ from kafka.structs import MemberState as State
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import group_requests
 from coopstreams.group.connection import Connection
-from coopstreams.group.coordinator_interface import Connector, Hooks, Timings
+from coopstreams.group.coordinator_interface import (
+    Connector,
+    Hooks,
+    Identity,
+    Timings,
+)
 from coopstreams.group.group_requests import Exchange
 from coopstreams.group.group_settings import kafka_python_settings
 from coopstreams.log.log import GroupFence
@@ -221,20 +226,19 @@ class GroupCoordinator:
         self,
         settings: Mapping[str, Any],
         group: str,
-        instance: str | None,
+        identity: Identity,
         timings: Timings,
         hooks: Hooks,
-        predecessor: str = "",
         host: Host = SYSTEM,
     ) -> None:
         self.problem = "not started"
         """Why this process is not in the group, in words; empty: it is in the group."""
         self._host = host
         self._group = group
-        self._instance = instance
+        self._identity = identity
+        self._instance = identity.instance
         self._timings = timings
         self._hooks = hooks
-        self._predecessor = predecessor
         self._connection = Connection(settings, timings.request)
         self._member: _Member | None = None
         self._look_at = 0.0
@@ -393,7 +397,7 @@ class GroupCoordinator:
         failure: GroupError | None = None
         try:
             self._member = await self._connect()
-            await self._remove_predecessor()
+            await self._succeed()
             while not self._connection.closed and failure is None:
                 failure = await self._step(self._member)
         except GroupError as error:
@@ -446,20 +450,45 @@ class GroupCoordinator:
             max_poll_interval_ms=self._timings.session,
         )
 
-    async def _remove_predecessor(self) -> None:
-        """Have a dead process leave the group. A rebalance would otherwise wait until
-        that process's session has timed out.
+    async def _succeed(self) -> None:
+        """Have a dead process leave the group, for whose session time-out a rebalance
+        would otherwise wait. A static member takes its place instead.
         """
-        if not self._predecessor:
-            return
+        if self._instance is None:
+            if self._identity.predecessor:
+                await self._remove(self._identity.predecessor)
+        elif self._identity.waits:
+            await self._await_removal(self._instance)
+
+    async def _remove(self, predecessor: str) -> None:
         try:
             await self._connection.ask(
-                group_requests.leave_group(self._group, self._predecessor),
+                group_requests.leave_group(self._group, predecessor),
                 self._node,
                 moved=self._moved,
             )
         except CoopStreamsError as error:  # usually it has left already
             log.info("%s", error)
+
+    async def _await_removal(self, instance: str) -> None:
+        """Wait until the group has no member with this id any more."""
+        while not self._connection.closed:
+            try:
+                described = await self._connection.ask(
+                    group_requests.describe_group(self._group),
+                    self._node,
+                    moved=self._moved,
+                )
+                if all(member.instance != instance for member in described.members):
+                    return
+                self._trouble(
+                    f"group {self._group} has another process with group.instance.id {instance!r}, which has not ended "
+                    "cleanly, and under at-least-once may still write: this process joins when the group has removed "
+                    "it, after its session.timeout.ms"
+                )
+            except CoopStreamsError as error:
+                self._trouble(str(error))
+            await self._connection.idle(_IDLE_S)
 
     async def _step(self, member: _Member) -> GroupError | None:
         """Do one step of the membership, then wait for more work. Return the error that

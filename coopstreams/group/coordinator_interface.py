@@ -190,10 +190,23 @@ class Coordinator(Protocol):
         """
 
 
-Connector = Callable[[str, str | None, Timings, Hooks, str], Coordinator]
-"""A function that returns a `Coordinator` for a group, a static member's id (or None),
-time limits, hooks and a predecessor.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a process is in its group, over its restarts."""
 
-The predecessor is the member id of a process that is certainly dead; empty: none. It
-leaves the group before this process joins.
-"""
+    instance: str | None = None
+    """The id of a static member (`group.instance.id`): a process that joins with the id
+    of one that has ended takes its place, and no rebalance moves tasks. None: none.
+    """
+    predecessor: str = ""
+    """The member id of a process that is certainly dead; empty: none. It leaves the
+    group before this process joins, unless this is a static member.
+    """
+    waits: bool = False
+    """Whether a static member with this id in the group may still be alive, and no
+    broker fences its records: then this process joins when the group has removed it.
+    """
+
+
+Connector = Callable[[str, Identity, Timings, Hooks], Coordinator]
+"""A function that returns a `Coordinator` for a group."""

@@ -98,6 +98,8 @@ class DescribedMember:
     host: str
     subscription: bytes
     assignment: bytes
+    instance: str | None = None
+    """The `group.instance.id` of a static member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
                 m.client_host,
                 bytes(m.member_metadata or b""),
                 bytes(m.member_assignment or b""),
+                m.group_instance_id,
             )
             for m in found.members
         )

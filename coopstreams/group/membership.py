@@ -42,7 +42,7 @@ from coopstreams.group.codec import (
     encode_assignments,
     encode_subscription,
 )
-from coopstreams.group.coordinator_interface import Connector, Timings
+from coopstreams.group.coordinator_interface import Connector, Identity, Timings
 from coopstreams.group.holdings import (
     Assigned,
     GroupEvent,
@@ -100,16 +100,14 @@ class GroupMember:
         coordinator: Connector,
         participant: Participant,
         *,
-        instance_id: str | None = None,
-        predecessor: str = "",
+        identity: Identity | None = None,
         timings: Timings | None = None,
         host: Host = SYSTEM,
     ) -> None:
         """Make a member that is not connected yet.
 
-        Shape: `coordinator` makes the client of the group's coordinator. `predecessor`:
-        the member id of a process that is certainly dead, so that the group need not
-        wait for it; empty: none.
+        `coordinator`: makes the client of the group's coordinator. `identity`: None: of
+        a process without a history.
 
         Raises:
             ConfigError: a connection or security setting that the group's client does
@@ -117,15 +115,15 @@ class GroupMember:
         """
         self.group = participant.group
         self._host = host
-        self._instance = instance_id
+        identity = identity or Identity()
+        self._instance = identity.instance
         self._timings = timings or Timings()
         self._participant = participant
         self._coordinator = coordinator(
             self.group,
-            instance_id,
+            identity,
             self._timings,
             participant,
-            predecessor,
         )
 
     def start(self) -> None:

@@ -20,7 +20,7 @@ from coopstreams.common.config import SETTINGS, Config
 from coopstreams.common.metrics import Metrics
 from coopstreams.common.optional_packages import need_otel
 from coopstreams.group.active_version import assign_active
-from coopstreams.group.coordinator_interface import Timings
+from coopstreams.group.coordinator_interface import Identity, Timings
 from coopstreams.group.members import Cluster
 from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.instance.plan import Plan
@@ -124,6 +124,8 @@ class Components:
         """
         application = config["application.id"]
         host = wiring.host
+        # First: a wrong id is an error before anything is opened.
+        instance_id = config.static_member(host.called())
         if config["tracing.ratio"] is not None:
             need_otel("tracing.ratio")
         with ExitStack() as closing:
@@ -154,6 +156,7 @@ class Components:
                 resolved,
                 directory.process_id,
                 f"{directory.process_id[:8]}-{host.unique()[:8]}",
+                instance_id,
             )
             components = Components(
                 plan,
@@ -281,8 +284,13 @@ class Components:
         config = self.plan.config
         # The previous process of the state folder is dead, since this process has its
         # lock. Under exactly-once, brokers fence the transactions it left. Otherwise
-        # only the session time-out keeps its records from the changelogs.
-        predecessor = self.directory.last_member if config.exactly_once else ""
+        # only the session time-out keeps its records from the changelogs, unless it
+        # ended cleanly.
+        identity = Identity(
+            self.plan.instance_id,
+            self.directory.last_member if config.exactly_once else "",
+            waits=not (config.exactly_once or self.directory.ended),
+        )
         participant = Participant(
             self.plan.application,
             self.plan.subscribed,
@@ -296,7 +304,7 @@ class Components:
         return GroupMember(
             self.wiring.coordinator(config.client),
             participant,
-            predecessor=predecessor,
+            identity=identity,
             timings=Timings(
                 session=config["session.timeout.ms"],
                 heartbeat=config["heartbeat.interval.ms"],

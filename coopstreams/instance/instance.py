@@ -663,6 +663,9 @@ class Instance:
     def _close(self, *, clean: bool) -> None:
         """Close all parts in order: stop reading, commit, leave the group, close the
         reader. A part that fails does not stop the others.
+
+        A static member that ends cleanly stays in the group: if it is back within its
+        session, no task moves.
         """
         deadline = (
             self._host.now()
@@ -671,16 +674,25 @@ class Instance:
         with ExitStack() as closing:  # calls the last one first
             for end in (
                 self._dispatcher.close_reader,
-                self.member.close,
+                partial(self.member.close, leave=not (clean and self._is_static)),
                 self.opener.stop,
                 self._watcher.stop,
             ):
                 closing.callback(end)
             closing.callback(self._subscription.stop)
             closing.callback(self.share.stop, deadline)
-            closing.callback(
-                self._threads.stop,
-                lambda: max(0.1, deadline - self._host.now()),
-            )
+            closing.callback(self._end_threads, deadline, clean=clean)
             if clean:
                 self._do(self.registry.stop())
+
+    def _end_threads(self, deadline: float, *, clean: bool) -> None:
+        """End the stream threads, which commit. If nothing is under way then, say so to
+        the next process on this state folder.
+        """
+        in_time = self._threads.stop(lambda: max(0.1, deadline - self._host.now()))
+        if clean and in_time:
+            self.components.directory.note_end()
+
+    @property
+    def _is_static(self) -> bool:
+        return self.components.plan.instance_id is not None

@@ -35,6 +35,8 @@ class Plan:
     """The id of the state folder. It stays the same after a restart."""
     process: str
     """The name of this run of the process."""
+    instance_id: str | None = None
+    """The id of this process as a static member of its group; None: it is not static."""
 
     @property
     def application(self) -> str:

@@ -155,18 +155,21 @@ class StreamThreads:
             successor.retire()
         return dead
 
-    def stop(self, left_s: Callable[[], float]) -> None:
-        """End all threads. Close the writers of dead threads as well, which their
+    def stop(self, left_s: Callable[[], float]) -> bool:
+        """End all threads; return whether all have ended in time. Close the writers of dead threads as well, which their
         successors would have used.
         """
+        in_time = True
         for thread in self:
             if thread.stop(left_s()):
                 thread.committer.close()
             else:
+                in_time = False
                 log.error(
                     "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
                     thread.number,
                 )
+        return in_time
 
     def release(self) -> None:
         """Close the writers of threads that were not started."""

@@ -308,3 +308,22 @@ def test_a_consumer_takes_the_dictionary_of_a_toml_file_too() -> None:
 def test_a_name_in_a_table_is_checked_like_any_other() -> None:
     with pytest.raises(ConfigError, match=r'unknown setting "commit.intervall.ms"'):
         Config.of({**KAFKA, "commit": {"intervall": {"ms": 1}}}, "app")
+
+
+def test_the_id_of_a_static_member_names_the_process() -> None:
+    def static(pattern: str, host: str, instance: int = 0) -> str | None:
+        settings = {
+            "bootstrap.servers": "kafka:9092",
+            "group.instance.id": pattern,
+            "instance": instance,
+        }
+        return Config.of(settings, "app").static_member(host)
+
+    assert Config.of({"bootstrap.servers": "k:9092"}, "app").static_member("h") is None
+    assert static("{host}", "orders-0") == "orders-0"
+    assert static("w-{ordinal}-{instance}", "orders-12", 3) == "w-12-3"
+    with pytest.raises(ConfigError, match=r'"orders" ends without one'):
+        static("w-{ordinal}", "orders")
+    for wrong in ("", "{hots}", "a b", "ü", "x" * 250, "{", "{0}"):
+        with pytest.raises(ConfigError, match=r"group\.instance\.id"):
+            static(wrong, "orders-0")

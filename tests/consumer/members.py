@@ -13,7 +13,7 @@ import orjson
 
 from coopstreams.commit import cluster_policy
 from coopstreams.consumer import CooperativeConsumer, RecordFilter
-from coopstreams.group.coordinator_interface import Hooks, Timings
+from coopstreams.group.coordinator_interface import Hooks, Identity, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.writer import MemoryWriter
@@ -61,9 +61,9 @@ class Member:
         return producer
 
     def _coordinator(
-        self, name: str, _: str | None, timings: Timings, hooks: Hooks, __: str
+        self, name: str, identity: Identity, timings: Timings, hooks: Hooks
     ) -> SimCoordinator:
-        return SimCoordinator(self.client, self._group, name, timings, hooks)
+        return SimCoordinator(self.client, self._group, name, timings, hooks, identity)
 
 
 class Members:

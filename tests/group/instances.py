@@ -19,6 +19,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.dev.process import wait_until
 from coopstreams.group.assignor import assign
 from coopstreams.group.coordinator import connector
+from coopstreams.group.coordinator_interface import Identity
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import (
     Assigned,
@@ -103,8 +104,7 @@ class Instance:
         ledger: Ledger,
         *,
         timings: Timings = CALM,
-        instance_id: str | None = None,
-        predecessor: str = "",
+        identity: Identity | None = None,
         alive: Callable[[], bool] = lambda: True,
         machine: Host = SYSTEM,
         **info: Any,
@@ -127,8 +127,7 @@ class Instance:
                 sources={0: [f"{group}-topic"]},
                 host=machine,
             ),
-            instance_id=instance_id,
-            predecessor=predecessor,
+            identity=identity,
             timings=timings,
             host=machine,
         )

@@ -36,6 +36,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.producer import InitProducerIdRequest
 
+from coopstreams.group.coordinator_interface import Identity
 from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import MembershipLostError
@@ -216,7 +217,7 @@ def test_a_commit_goes_to_the_coordinator_that_has_moved(
 def test_a_member_that_another_process_has_fenced_is_refused_for_good(
     kafka: Brokers, app: Application
 ) -> None:
-    a = app.start("a", timings=OFTEN, instance_id="one")
+    a = app.start("a", timings=OFTEN, identity=Identity("one"))
     app.complete("a")
     kafka.refuse(HeartbeatRequest, FencedInstanceIdError.errno)
     eventually(lambda: a.heard(Refused))
@@ -298,7 +299,7 @@ def test_a_member_rests_between_its_steps(kafka: Brokers, app: Application) -> N
 def test_a_dead_predecessor_leaves_before_the_member_joins(
     kafka: Brokers, app: Application
 ) -> None:
-    app.start("a", timings=OFTEN, predecessor="member-of-the-dead")
+    app.start("a", timings=OFTEN, identity=Identity(predecessor="member-of-the-dead"))
     app.complete("a")
     names = [name for _, name in kafka.asked]
     assert names.index("LeaveGroupRequest") < names.index("JoinGroupRequest")

@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from coopstreams.common.host import System
 from coopstreams.group.claims import check_granted
 from coopstreams.group.coordinator import GroupCoordinator
+from coopstreams.group.coordinator_interface import Identity
 from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
@@ -88,7 +89,7 @@ def test_nobody_waits_for_a_dead_member_whose_successor_is_there(
     app.complete("a", "b")
     dead = a.member.id
     a.die()
-    app.start("c", timings=long, predecessor=dead)
+    app.start("c", timings=long, identity=Identity(predecessor=dead))
     app.complete("b", "c")
 
 

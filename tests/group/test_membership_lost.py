@@ -20,6 +20,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.codec import decode_assignment
 from coopstreams.group.coordinator import GroupCoordinator
+from coopstreams.group.coordinator_interface import Identity
 from coopstreams.group.group_settings import kafka_python_settings
 from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.topology.columns import TopicPartition
@@ -104,11 +105,11 @@ def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_
     app: Application,
 ) -> None:
     a = app.start("a")
-    old = app.start("old", instance_id="one", endpoint="old:1")
+    old = app.start("old", identity=Identity("one"), endpoint="old:1")
     app.complete("a", "old")
     tasks = old.tasks
     old.close()
-    new = app.start("new", instance_id="one", endpoint="new:1")
+    new = app.start("new", identity=Identity("one"), endpoint="new:1")
     app.complete("a", "new")
     assert new.tasks == tasks
     eventually(
@@ -122,9 +123,9 @@ def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_
 def test_of_two_processes_with_one_instance_id_the_older_one_stops(
     app: Application,
 ) -> None:
-    old = app.start("old", instance_id="one")
+    old = app.start("old", identity=Identity("one"))
     app.complete("old")
-    new = app.start("new", instance_id="one")
+    new = app.start("new", identity=Identity("one"))
     eventually(lambda: old.heard(Refused))
     assert (
         "another process has taken over group.instance.id 'one'" in old.member.problem
@@ -225,7 +226,7 @@ def test_a_stranger_in_the_group_gets_nothing_and_stops_nobody(
     stranger = GroupCoordinator(
         kafka_python_settings({"bootstrap.servers": app.bootstrap}),
         app.group,
-        None,
+        Identity(),
         QUICK,
         hooks,
     )

@@ -20,7 +20,7 @@ from coopstreams.group.active_version import (
     version_of,
 )
 from coopstreams.group.codec import decode_assignment, encode_subscription
-from coopstreams.group.coordinator_interface import Hooks, Timings
+from coopstreams.group.coordinator_interface import Hooks, Identity, Timings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
 from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
@@ -393,10 +393,9 @@ def leading(topology: tuple[Runs, ...], sources: Mapping[int, Sequence[str]]) ->
 
     def connect(
         group: str,
-        instance: str | None,
+        identity: Identity,
         timings: Timings,
         hooks: Hooks,
-        predecessor: str,
     ) -> Any:
         found.append(hooks)
 

@@ -2,6 +2,7 @@
 members observe it.
 
     join       each member sends its subscription; when all have, or at the time-out, a generation begins
+               a static member's successor takes its place, in the generation that runs
     sync       the leader sends the assignments
     heartbeat  a member without one for a session time-out is removed, and the group rebalances
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from coopstreams.group.coordinator_interface import Hooks, Timings
+from coopstreams.group.coordinator_interface import Hooks, Identity, Timings
 from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
@@ -47,6 +48,10 @@ class UnknownMemberError(LogError):
     """The coordinator does not know this member."""
 
 
+class FencedInstanceError(LogError):
+    """Another process has taken the place of this static member."""
+
+
 class IllegalGenerationError(LogError):
     """Another generation has begun."""
 
@@ -62,6 +67,8 @@ class _Member:
     session_s: float
     joined: bool = True
     assignment: bytes = b""
+    instance: str | None = None
+    """The id of a static member."""
     request: int = 0
     """The request to join that the broker answers: the latest, as in Kafka; 0: none is
     known.
@@ -85,6 +92,8 @@ class Group:
     _waiting: set[Fiber] = field(default_factory=set)
     _settled: dict[Machine, Callable[[int], bool]] = field(default_factory=dict)
     """Whether the process on a machine considers itself a member of a generation."""
+    _fenced: set[str] = field(default_factory=set)
+    """The members whose place another process has taken."""
     _ids: int = 0
     _requests: int = 0
     _moves: int = 0
@@ -97,7 +106,7 @@ class Group:
     def check(self, fence: GroupFence) -> str | None:
         """Return why a fence is stale, or None."""
         if fence.member not in self.members:
-            return f"member {fence.member} is unknown"
+            return f"member {fence.member} is unknown, or fenced"
         return (
             None
             if fence.generation == self.generation
@@ -125,21 +134,36 @@ class Group:
             )
 
     def join(
-        self, member: str, subscription: bytes, session_s: float
+        self,
+        member: str,
+        subscription: bytes,
+        session_s: float,
+        instance: str | None = None,
     ) -> tuple[str, int]:
         """Take a request to join; return the ids of the member and of the request. The
         answer comes when `in_generation`.
+
+        `instance`: the id of a static member.
         """
-        if member and member not in self.members:
-            raise UnknownMemberError(f"the coordinator does not know {member}")
-        if not member:
+        replaced = ""
+        if member:
+            self._check_known(member)
+        else:
             self._ids += 1
             member = f"member-{self._ids}"
+            replaced = self.static(instance)
+            if replaced and self._succeed(replaced, member, subscription, session_s):
+                self._requests += 1
+                self.members[member].request = self._requests
+                return member, self._requests
         unchanged = (
-            member in self.members and self.members[member].subscription == subscription
+            not replaced
+            and member in self.members
+            and self.members[member].subscription == subscription
         )
         known = self.members.setdefault(
-            member, _Member(subscription, self.scheduler.now, session_s)
+            member,
+            _Member(subscription, self.scheduler.now, session_s, instance=instance),
         )
         self._requests += 1
         known.subscription, known.heard, known.request = (
@@ -158,6 +182,51 @@ class Group:
         self._complete_if_all()
         return member, known.request
 
+    def static(self, instance: str | None) -> str:
+        """Return the member with this id of a static member; empty: there is none."""
+        return next(
+            (
+                id_
+                for id_, each in self.members.items()
+                if instance is not None and each.instance == instance
+            ),
+            "",
+        )
+
+    def _succeed(
+        self, before: str, member: str, subscription: bytes, session_s: float
+    ) -> bool:
+        """Give a static member's place to its successor; return whether the present
+        generation goes on with it.
+
+        Source: Kafka `updateStaticMemberAndRebalance`.
+        """
+        self._fenced.add(before)
+        old = self.members[before]
+        new = replace(
+            old,
+            subscription=subscription,
+            heard=self.scheduler.now,
+            session_s=session_s,
+        )
+        # In the old one's place: the order of the members decides who leads next.
+        self.members = {
+            member if id_ == before else id_: new if id_ == before else each
+            for id_, each in self.members.items()
+        }
+        self.leader = member if self.leader == before else self.leader
+        self.scheduler.wake(self._waiting)
+        if self.phase is Phase.STABLE:
+            self._keep()
+            return True
+        return False
+
+    def _check_known(self, member: str) -> None:
+        if member in self._fenced:
+            raise FencedInstanceError(f"another process has the place of {member}")
+        if member not in self.members:
+            raise UnknownMemberError(f"the coordinator does not know {member}")
+
     def in_generation(self, member: str, request: int) -> tuple[int, dict[str, bytes]]:
         """Wait for the answer to a request to join; return the generation, and for the
         leader all subscriptions.
@@ -165,8 +234,7 @@ class Group:
         self._await(
             lambda: member not in self.members or self.phase is not Phase.PREPARING
         )
-        if member not in self.members:
-            raise UnknownMemberError(f"the coordinator does not know {member}")
+        self._check_known(member)
         known = self.members[member]
         if known.request != request:
             if (
@@ -254,8 +322,7 @@ class Group:
         )
 
     def _check(self, member: str, generation: int) -> None:
-        if member not in self.members:
-            raise UnknownMemberError(f"the coordinator does not know {member}")
+        self._check_known(member)
         if generation != self.generation:
             raise IllegalGenerationError(f"generation {generation} is over")
 
@@ -273,22 +340,27 @@ class Group:
         if not self.answers():
             self.scheduler.at(self.scheduler.now + LOOK_S, self._complete_late)
         elif self.phase is Phase.PREPARING and self.scheduler.now >= self._deadline:
+            # A static member stays, with its last subscription, until its session ends.
             self.members = {
-                id_: each for id_, each in self.members.items() if each.joined
+                id_: each
+                for id_, each in self.members.items()
+                if each.joined or each.instance is not None
             }
-            self._complete_if_all()
+            self._complete_if_all(late=True)
 
-    def _complete_if_all(self) -> None:
-        if self.phase is not Phase.PREPARING or not all(
-            each.joined for each in self.members.values()
-        ):
+    def _complete_if_all(self, *, late: bool = False) -> None:
+        joined = [id_ for id_, each in self.members.items() if each.joined]
+        waits = len(joined) < len(self.members) and not (late and joined)
+        if self.phase is not Phase.PREPARING or waits:
             return
         self.generation += 1
         self.phase = Phase.COMPLETING if self.members else Phase.EMPTY
-        if self.leader not in self.members:
-            self.leader = next(iter(self.members), "")
+        if self.leader not in joined:
+            self.leader = next(iter(joined), "")
+        for id_ in joined:
+            self.members[id_].heard = self.scheduler.now
         for each in self.members.values():
-            each.heard, each.assignment = self.scheduler.now, b""
+            each.assignment = b""
         self.scheduler.wake(self._waiting)
 
     def _without(self, member: str) -> None:
@@ -323,8 +395,10 @@ class SimCoordinator:
         name: str,
         timings: Timings,
         hooks: Hooks,
+        identity: Identity,
     ) -> None:
         self.problem = "not started"
+        self._identity = identity
         self._machine, self._client, self._group = client.machine, client, group
         self._broker = SimulatedGroup(client, name, timeout_s=ANSWER_S)
         self._name, self._timings, self._hooks = name, timings, hooks
@@ -414,6 +488,7 @@ class SimCoordinator:
 
     def _drive(self) -> None:
         beat_at = 0.0
+        self._succeed_or_wait()
         while not self._closed:
             self._wake.clear()
             try:
@@ -425,6 +500,11 @@ class SimCoordinator:
                 else:
                     self._beat()
                 beat_at = self._machine.now()
+            except FencedInstanceError as error:
+                self._lose(keep_id=False)
+                self._closed, self.problem = True, str(error)
+                self._hooks.failed(GroupError(str(error)))
+                return
             except (UnknownMemberError, IllegalGenerationError) as error:
                 self._lose(keep_id=isinstance(error, IllegalGenerationError))
                 continue
@@ -447,6 +527,20 @@ class SimCoordinator:
             else:
                 self._machine.sleep(0.02)
 
+    def _succeed_or_wait(self) -> None:
+        """Have the predecessor leave, or wait until the group has removed it; a static
+        member takes its place instead.
+        """
+        if self._identity.instance is None:
+            if self._identity.predecessor and self._group.answers():
+                self._group.leave(self._identity.predecessor)
+        elif self._identity.waits:
+            while not self._closed and not (
+                self._group.answers()
+                and not self._group.static(self._identity.instance)
+            ):
+                self._machine.sleep(LOOK_S)
+
     def _join(self) -> None:
         self._stable = False
         patient_until = self._machine.now() + self._timings.patience / 1000
@@ -457,7 +551,10 @@ class SimCoordinator:
         self._again = False
         try:
             self._member, request = self._call(
-                "join", lambda: self._group.join(self._member, subscription, session_s)
+                "join",
+                lambda: self._group.join(
+                    self._member, subscription, session_s, self._identity.instance
+                ),
             )
             generation, told = self._group.in_generation(self._member, request)
             if self._closed:

@@ -120,6 +120,11 @@ SETTINGS = (
         "how records wait for calls",
     ),
     Setting(
+        "group.instance.id",
+        lambda _: (None, "p{instance}"),
+        "whether a process that starts again takes its place in the group at once",
+    ),
+    Setting(
         NEIGHBOUR,
         lambda _: (NO_OTHER, COMMITS, OPEN),
         "what is between the commits of the group, and in front of the barrier",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from random import Random
 from typing import Any, ClassVar, Generic, TypeVar
 
-from coopstreams.group.coordinator_interface import Connector, Hooks, Timings
+from coopstreams.group.coordinator_interface import Connector, Hooks, Identity, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import Machine, Scheduler, StuckError
@@ -101,11 +101,11 @@ class Life(ABC):
 
     def _coordinator(self, _: object) -> Connector:
         def make(
-            name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str
+            name: str, identity: Identity, timings: Timings, hooks: Hooks
         ) -> SimCoordinator:
-            if predecessor and self._group.answers():
-                self._group.leave(predecessor)
-            return SimCoordinator(self.client, self._group, name, timings, hooks)
+            return SimCoordinator(
+                self.client, self._group, name, timings, hooks, identity
+            )
 
         return make
 
