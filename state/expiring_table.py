@@ -47,8 +47,8 @@ _EVER = 1 << 63
 class ExpiringEntry(PlacedEntry):
     """An entry of a store whose rows expire.
 
-    `listed`: the database lists the row at this time or before it; None: the row is not
-    listed.
+    `listed`: the expiry family of the database lists the row at this time or before it;
+    None: it does not.
     """
 
     __slots__ = ("listed",)
@@ -74,7 +74,9 @@ class ExpiringTable(Table):
         self._begin_queue()
 
     def note(self, key: bytes, entry: Entry) -> None:
-        """Queue a changed row, if the queue has all rows up to its timestamp."""
+        """Queue a changed row for its expiry check, if the queue has all rows up to its
+        timestamp.
+        """
         if entry.timestamp < self._read_to and entry.value is not None:
             self._queue_up(key, entry.timestamp)
             if len(self._queue) > MOST_QUEUED:
@@ -174,15 +176,15 @@ class ExpiringTable(Table):
         return entry
 
     def _queue_up(self, key: bytes, timestamp: int) -> None:
-        """Queue a row for a check at its timestamp, unless an earlier check is queued:
-        that check lists the row again.
+        """Queue a row for an expiry check at its timestamp, unless an earlier check of
+        it is queued. That check lists the row again.
         """
         if max(0, timestamp) < self._queued.get(key, _EVER):
             self._queue_listed(key, timestamp)
 
     def _queue_listed(self, key: bytes, timestamp: int) -> None:
-        """Queue a row for the check at a listed time, even if an earlier check is
-        queued: the check deletes the listing.
+        """Queue the expiry check of a listed time, even if an earlier check of the row
+        is queued: it deletes the listing.
         """
         time = max(0, timestamp)
         queued = self._queued.get(key, _EVER)
@@ -191,15 +193,15 @@ class ExpiringTable(Table):
             heappush(self._queue, (time, key))
 
     def _list_anew(self, key: bytes, entry: ExpiringEntry) -> None:
-        """List a row under its timestamp. The next commit writes the listing."""
+        """List a row in the expiry family under its timestamp, with the next commit."""
         self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
         entry.listed = entry.timestamp
         if entry.timestamp < self._read_to:
             self._queue_listed(key, entry.timestamp)
 
     def _read_more(self) -> None:
-        """Queue the rows of the next listed times, including rows that the next commit
-        will list.
+        """Read the next rows of the expiry family into the queue, and rows of the same
+        times that the next commit will list there.
         """
         rows = self._database.by_timestamp(
             self.spec.name,
@@ -228,8 +230,8 @@ class ExpiringTable(Table):
         self._read_to = end
 
     def _leave_later_rows(self, kept: int) -> None:
-        """Remove all but the first `kept` rows from the queue: the database lists the
-        others now or with the next commit.
+        """Remove all but the first `kept` rows from the queue. The expiry family lists
+        the others, now or with the next commit.
         """
         self._queue.sort()
         self._read_to = self._queue[kept][0]

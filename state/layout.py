@@ -63,8 +63,8 @@ def groups_of(key_range: KeyRange) -> KeyGroups:
     """Return the key groups of a range.
 
     Raises:
-        ValueError: the range is not cut at key groups, as ranges of tasks with state
-        are.
+        ValueError: the range does not begin and end with a key group, as the ranges of
+            tasks with state do.
     """
     if not key_range.is_cut_at_groups:
         raise ValueError(
@@ -231,8 +231,8 @@ def horizon(spec: StoreSpec, observed: int) -> int:
 
 
 def horizon_at(spec: StoreSpec, stream_time: int) -> int:
-    """Return the first window start that is still visible at a stream time, where the
-    newest window may not have been put yet.
+    """Return the smallest window start that is still visible at a stream time, even if
+    the newest window has not been put yet.
     """
     newest = max(0, stream_time - spec.lag_ms)
     step_ms = spec.step_ms or spec.window_ms or 1

@@ -96,9 +96,9 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
     the settings of the changelog.
 
     Older state may have missed a tombstone that compaction has removed since. A tenth
-    of the time, at most an hour, is reserved for the replay. A changelog of windows
-    also deletes records by age; that moves its log start, and a checkpoint below the
-    log start is refused whatever its age.
+    of the time, at most an hour, is reserved for the replay. The expired records of a
+    window changelog are deleted as well; that moves its log start, and a checkpoint
+    below the log start is refused whatever its age.
     Source: KIP-534; Kafka's `delete.retention.ms`.
     """
     kept_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))

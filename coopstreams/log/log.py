@@ -507,8 +507,8 @@ class Log(Protocol):
         offset: int,
         check: Check | None = None,
     ) -> None:
-        """Delete the records of a partition below an offset, such as processed
-        repartition records. `start_offset` is then at least that offset.
+        """Delete the records of a partition below an offset, which no task needs any
+        more. `start_offset` is then at least that offset.
 
         Raises:
             OffsetOutOfRangeError: the partition ends before the offset.
