@@ -267,11 +267,7 @@ PIECE = 1024
 
 
 class EngineStores:
-    """The stores of a database that are in one engine. Thread-safe: a lock.
-
-    A store that was written with another shape (kind, segment length, source topic)
-    starts empty, and its changelog restores it.
-    """
+    """The stores of a database that are in one engine. Thread-safe: a lock."""
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
         self._engine = engine
@@ -446,8 +442,8 @@ class EngineStores:
         changes: Sequence[Change],
         checkpoints: Mapping[str, Sequence[Checkpoint]],
     ) -> None:
-        """Write the changes of some stores and their new checkpoints, then drop the
-        segments that have expired.
+        """Write changes and checkpoints, then drop expired segments: see
+        `Database.write`.
 
         Raises:
             StateError: no checkpoint was written, and no row except those that `_cut`
@@ -498,9 +494,7 @@ class EngineStores:
             self._write([], {store: known.put(checkpoints)})
 
     def drop(self, groups: KeyGroups) -> None:
-        """Delete the keys and checkpoints of these key groups in all stores, in one
-        batch.
-        """
+        """Delete key groups of all stores: see `Database.drop`."""
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
             changes = [

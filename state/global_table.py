@@ -134,11 +134,7 @@ class GlobalRows:
         return self.entries.get(key, _ABSENT)
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Raise an error: only the topic changes a global table.
-
-        Raises:
-            StateError: always.
-        """
+        """Raise a StateError: only the topic changes a global table."""
         raise StateError(
             f'global table "{self.spec.name}": only its topic changes it, not an operator (key {key!r}, value '
             f"{entry.value!r})"

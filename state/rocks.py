@@ -229,7 +229,7 @@ class Rocks:
         *,
         reverse: bool = False,
     ) -> list[Rows]:
-        """Return the current rows within each of the bounds, all as of one moment. They
+        """Return the current rows within each of the bounds, all as of one moment: they
         share an iterator.
         """
         # An iterator for each range, with options and a place among the cursors, costs

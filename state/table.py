@@ -415,11 +415,7 @@ class SubscriberTable(Table):
         """Plain keys whose rows are all in `entries`."""
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database, and keep it in
-        `entries`.
-
-        The value of the entry is None if the store does not have the key.
-        """
+        """Return the entry of a key: see `Table.load`."""
         entry = self.entries.get(key)
         if entry is None:
             entry = super().load(key)

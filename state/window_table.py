@@ -90,7 +90,7 @@ class TimedTable(Table):
         """The earliest visible time: rows before it have expired."""
 
     def discard(self) -> None:
-        """Clear the buffer and the times: see `Table.discard`."""
+        """Clear the buffer and the times."""
         super().discard()
         self._of_key = None
         self._known = 0
@@ -226,9 +226,7 @@ class VersionTable(TimedTable):
         self._old_at_commit = NOTHING_OBSERVED
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit. The entry is in `entries`, or
-        `scan` has just yielded it.
-        """
+        """Mark an entry as changed: see `Table.touch`."""
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
@@ -406,8 +404,8 @@ class WindowTable(TimedTable):
         """A heap of these times."""
 
     def discard(self) -> None:
-        """Clear the buffer: see `Table.discard`. The windows that were visible at the
-        last commit are visible again.
+        """Clear the buffer. The windows that were visible at the last commit are
+        visible again.
         """
         super().discard()
         self._by_start = {}
@@ -430,9 +428,7 @@ class WindowTable(TimedTable):
         return entry
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit. The entry is in `entries`, or
-        `scan` has just yielded it.
-        """
+        """Mark an entry as changed: see `Table.touch`."""
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)

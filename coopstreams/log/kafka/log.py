@@ -169,14 +169,12 @@ class KafkaLog:
         )
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End hanging transactions of unused transactional ids in these topics: see
-        `Log.settle`.
-        """
+        """End hanging transactions in these topics: see `Log.settle`."""
         self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition count of each of these topics (None: of all topics) that
-        exists.
+        """Return the partition count of each of these topics that exists: see
+        `Log.partitions`.
 
         Topics that this user may not describe are left out of all topics; to name one
         is an error.
@@ -276,9 +274,7 @@ class KafkaLog:
         ]
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic, which differs after it is recreated: see
-        `Log.topic_id`.
-        """
+        """Return the id of the topic: see `Log.topic_id`."""
         found = str(self._described(topic).topic_id)
         listed = self._listed
         if listed is not None and topic not in listed:  # another broker knows it
@@ -290,18 +286,14 @@ class KafkaLog:
         return self._watermarks(partition)[0]
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark: every record acknowledged before the call
-        lies below it, even if a broker hung.
-        """
+        """Return the true high watermark, even if a broker hung: see `Log.end_offset`."""
         return self.end_offsets([partition])[partition]
 
     def end_offsets(
         self,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
-        """Return the true high watermark of each of these partitions, all in one
-        request.
-        """
+        """Return the true high watermark of each of these partitions, by one request."""
         found: dict[TopicPartition, int] = {}
         unknown_since: dict[TopicPartition, float] = {}
         what = (
@@ -336,8 +328,8 @@ class KafkaLog:
             }
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset whose record time is at least `timestamp_ms`; the
-        true high watermark if there is no such record.
+        """Return the first offset whose record time is at least `timestamp_ms`: see
+        `Log.offset_at`.
         """
         where = KafkaPartition(*partition, timestamp_ms)
         (found,) = self._ask(

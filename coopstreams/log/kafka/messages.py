@@ -88,9 +88,7 @@ class MessagePart:
         at: Position,
         end: int | None,
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; no batch if there are no records and `end` is
-        None: see `Part.batches`.
-        """
+        """Return a batch for each slot: see `Part.batches`."""
         columns = columns_of(self._records, at.offset)
         if end is None and not len(columns):
             return []
@@ -145,9 +143,7 @@ class MessageBuffer:
         """Do nothing: messages are taken as they come."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it. The records of a held partition stay in the
-        buffer.
-        """
+        """Hold a partition, or release it."""
         self._readings[partition].held = held
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:

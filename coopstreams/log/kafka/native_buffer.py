@@ -72,9 +72,7 @@ class NativePart:
         at: Position,
         end: int | None,
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; no batch if there are no records and `end` is
-        None: see `Part.batches`.
-        """
+        """Return a batch for each slot: see `Part.batches`."""
         if end is None and self.after is None:
             return []
         next_offset = cast(int, self.after) if end is None else end
@@ -177,9 +175,7 @@ class NativeBuffer:
         self._fetcher.expect([self._ids[partition] for partition in partitions])
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it. The records of a held partition stay in the
-        buffer.
-        """
+        """Hold a partition, or release it."""
         self._fetcher.hold(self._ids[partition], held)
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:

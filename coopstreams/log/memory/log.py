@@ -52,8 +52,8 @@ class MemoryLog:
         """Do nothing: transactions never hang."""
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition count of each of these topics (None: of all topics) that
-        exists.
+        """Return the partition count of each of these topics that exists: see
+        `Log.partitions`.
         """
         with self._state.changed:
             known = {
@@ -101,7 +101,7 @@ class MemoryLog:
         return {topic: self.topic_config(topic) for topic in topics}
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic, which differs after it is recreated."""
+        """Return the id of the topic: see `Log.topic_id`."""
         with self._state.changed:
             return self._state.topic(topic).id
 

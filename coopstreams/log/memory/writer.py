@@ -85,7 +85,7 @@ class MemoryWriter:
                 self._state.check(self._session)
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record in a partition; 0: there is
+        """Return the offset after this writer's last record in a partition; 0 if it has
         none.
         """
         return self._delivered.get(partition, 0)
