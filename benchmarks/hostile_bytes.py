@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -526,7 +526,11 @@ def _plain_serdes() -> list[Format]:
         ),
         _serde("json_schema(text)", texts, texts.serialize({"number": 1}), 5),
         _serde("json_schema(Order)", typed, typed.serialize(Order(1)), 5),
-        _serde("windowed", serdes.windowed(serdes.text, 10), b"a" + bytes(8)),
+        _serde(
+            "windowed",
+            serdes.windowed(serdes.text, timedelta(milliseconds=10)),
+            b"a" + bytes(8),
+        ),
         _serde("session_windowed", serdes.session_windowed(json), b'"a"' + bytes(16)),
         _serde(
             "changed",

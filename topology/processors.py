@@ -57,7 +57,7 @@ from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.row_versions import versions_of
-from coopstreams.topology.serdes import Serde, session_windowed, windowed
+from coopstreams.topology.serdes import Serde, session_windowed, windowed_ms
 from coopstreams.topology.stores import StoreSpec, check_store_type
 
 K = TypeVar("K")
@@ -446,7 +446,7 @@ def window_store(
             f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and '
             f"{retention_ms} ms"
         )
-    row_key = windowed(key, size_ms)
+    row_key = windowed_ms(key, size_ms)
     return StoreSpec(
         name,
         "window",

@@ -43,6 +43,7 @@ import orjson
 from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
 from coopstreams.topology.compatibility.json_schema_changes import compared
 from coopstreams.topology.compatibility.other_names import SERDES, missing
+from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.json_text import decoder_of, read_json, typed_reader
@@ -143,12 +144,24 @@ class _Ends(Protocol):
     def end(self, start_ms: int) -> int: ...
 
 
-def windowed(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
+def windowed(inner: Serde[K], size: Duration) -> Serde[Windowed[K]]:
     """Return the serde of windowed keys: the key's bytes, then the window start as 8
     bytes big-endian.
 
+    `size`: that of the windows.
+
+    Raises:
+        TopologyError: the size is a number without a unit, or below 1 ms.
+
     Source: Kafka Streams `TimeWindowedSerializer`, which does not write the window size
     either.
+    """
+    return windowed_ms(inner, checked_ms(size, "serdes.windowed: the size", 1))
+
+
+def windowed_ms(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
+    """Return the serde of windowed keys, with the size in milliseconds: see
+    `windowed`.
     """
     return _windowed(inner, size_ms)
 

@@ -16,7 +16,7 @@ from coopstreams.topology.graph.nodes import Source, SubTopology, TableSource
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.row_versions import Histories
-from coopstreams.topology.serdes import Serde, Windowed, windowed
+from coopstreams.topology.serdes import Serde, Windowed, windowed_ms
 from coopstreams.topology.stores import StoreKind, StoreSpec
 
 _KINDS: Mapping[StoreKind, Kind] = {
@@ -106,7 +106,7 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
     if spec.kind == "key_value":
         return None
     return (
-        windowed(spec.key, spec.window_ms)
+        windowed_ms(spec.key, spec.window_ms)
         if spec.row_key is None and spec.window_ms is not None
         else spec.row_key
     )

@@ -24,7 +24,7 @@ from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.records import Record
 from coopstreams.topology.row_versions import latest_value, version_at
-from coopstreams.topology.serdes import Serde, Windowed, windowed
+from coopstreams.topology.serdes import Serde, Windowed, windowed_ms
 from coopstreams.topology.stores import (
     Entry,
     StoreSpec,
@@ -397,7 +397,7 @@ class StoreView:
     def _row_key(self) -> Serde[Any]:
         """The serde of the keys of the stored rows."""
         if self._spec.row_key is None and self._spec.window_ms is not None:
-            return windowed(self._spec.key, self._spec.window_ms)
+            return windowed_ms(self._spec.key, self._spec.window_ms)
         return self._spec.row_key or self._spec.key
 
     def _key(self, data: bytes) -> Any:

@@ -182,7 +182,7 @@ def test_a_backlog_loses_nothing_behind_a_repartition_topic(
 
 def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:
     """Each key has all its updates in order: there is no record cache."""
-    windowed = serdes.windowed(serdes.text, law.WINDOW_MS)
+    windowed = serdes.windowed(serdes.text, timedelta(milliseconds=law.WINDOW_MS))
     windows = {}
     for key, values in by_key(read_topic(kafka.bootstrap, topics.windows)).items():
         window = windowed.decode(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(
 
         written = driver.output(
             "delays-by-hour",
-            serdes.windowed(serdes.text, HOUR),
+            serdes.windowed(serdes.text, timedelta(milliseconds=HOUR)),
             serdes.json(example.Delay),
         ).latest()
         assert {

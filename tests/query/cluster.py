@@ -60,7 +60,7 @@ from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.processors import key_value_store
 from coopstreams.topology.row_versions import put_version, versions_of
-from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
+from coopstreams.topology.serdes import session_windowed, windowed_by, windowed_ms
 from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from coopstreams.topology.task_id import TaskId
 from coopstreams.topology.windows import UnlimitedWindows
@@ -182,7 +182,7 @@ def _info(spec: StoreSpec) -> StoreInfo:
     if spec.kind == "key_value":
         return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value)
     assert spec.kind in ("window", "session")
-    row_key = windowed(spec.key, spec.window_ms) if spec.window_ms else spec.row_key
+    row_key = windowed_ms(spec.key, spec.window_ms) if spec.window_ms else spec.row_key
     return StoreInfo(
         spec.name,
         "window" if spec.kind == "window" else "session",

@@ -12,7 +12,7 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
+from coopstreams.topology.serdes import session_windowed, windowed_by, windowed_ms
 from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows, UnlimitedWindows
 from tests.durations import ms
@@ -99,7 +99,7 @@ def test_each_kind_of_store_is_known_by_what_can_be_asked_of_it() -> None:
     assert known["names"] == StoreInfo(
         "names", "global", None, 3, serdes.int64, serdes.text
     )
-    hour = windowed(serdes.text, 3_600_000)
+    hour = windowed_ms(serdes.text, 3_600_000)
     assert known["hours"] == StoreInfo(
         "hours", "window", 0, 4, serdes.text, serdes.int64, 3_600_000, hour
     )

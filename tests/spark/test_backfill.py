@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -227,7 +228,7 @@ def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
     )
     session, second = (
         serdes.session_windowed(serdes.text),
-        serdes.windowed(serdes.text, 1000),
+        serdes.windowed(serdes.text, timedelta(milliseconds=1000)),
     )
     sessions = {
         session.decode(key): serdes.int64.decode(value)

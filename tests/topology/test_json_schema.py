@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypedDict
 
 import msgspec
@@ -186,14 +187,14 @@ def test_a_key_in_another_form_is_another_key_and_goes_to_the_handler() -> None:
 
 
 def test_windowed_keys_are_checked_too() -> None:
-    key = serdes.windowed(serdes.json_schema(Place), 10)
+    key = serdes.windowed(serdes.json_schema(Place), timedelta(milliseconds=10))
     good = key.serialize(serdes.Windowed(Place("Rome"), 0, 10))
     assert key.check_key is not None
     key.check_key(good)
     key.check_key(None)
     with pytest.raises(SerdeError, match="has schema id 305419896"):
         key.check_key(b"\0\x12\x34\x56\x78" + good[5:])
-    assert serdes.windowed(serdes.text, 10).check_key is None
+    assert serdes.windowed(serdes.text, timedelta(milliseconds=10)).check_key is None
 
 
 def objects(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ for its records.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -230,7 +231,10 @@ def test_windowed_keys_are_written_with_their_start() -> None:
             .to("out")
         )
     )
-    assert sinks(topology)["out"] == (serdes.windowed(serdes.int64, 1000), serdes.int64)
+    assert sinks(topology)["out"] == (
+        serdes.windowed(serdes.int64, timedelta(milliseconds=1000)),
+        serdes.int64,
+    )
     assert topology.subtopologies[0].stores[0].key == serdes.int64
 
 

@@ -5,7 +5,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.serdes import Serde, Windowed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -124,10 +124,16 @@ def test_typed_json_comes_back(type_: Any, value: Any) -> None:
 def test_a_window_key_is_the_key_and_the_start(
     key: str, start_ms: int, size_ms: int
 ) -> None:
-    serde = serdes.windowed(serdes.text, size_ms)
+    serde = serdes.windowed(serdes.text, timedelta(milliseconds=size_ms))
     window = Windowed(key, start_ms, start_ms + size_ms)
     assert serde.serialize(window) == key.encode() + start_ms.to_bytes(8, "big")
     assert serde.deserialize(serde.serialize(window)) == window
+
+
+@pytest.mark.parametrize("size", [1000, 1.5, 0, timedelta(0), "1h", True])
+def test_the_size_of_a_windowed_key_is_a_duration(size: Any) -> None:
+    with pytest.raises(TopologyError, match=r"serdes\.windowed: the size"):
+        serdes.windowed(serdes.text, size)
 
 
 def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
@@ -164,7 +170,7 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
         (serdes.json(list[int]), {1, 2}, "got set"),
         (serdes.json(int | str), 1.5, "got float"),
         (
-            serdes.windowed(serdes.text, 1000),
+            serdes.windowed(serdes.text, timedelta(milliseconds=1000)),
             Windowed("a", 0, 5000),
             "is not 1000 ms long",
         ),
@@ -241,7 +247,11 @@ def test_a_value_that_does_not_fit_is_an_error(
             b'{"carrier": null, "delay": 1}',
             r"if it may be null, its type is `str \| None`",
         ),
-        (serdes.windowed(serdes.text, 1000), b"short", "cannot read b'short'"),
+        (
+            serdes.windowed(serdes.text, timedelta(milliseconds=1000)),
+            b"short",
+            "cannot read b'short'",
+        ),
     ],
 )
 def test_bytes_of_another_kind_are_an_error(
@@ -297,9 +307,9 @@ def test_a_name_in_an_annotation_that_is_not_defined_is_an_error_at_once(
 
 def test_the_same_type_gives_the_same_serde() -> None:
     assert serdes.json(Flight) == serdes.json(Flight)
-    assert serdes.windowed(serdes.json(Flight), 5) == serdes.windowed(
-        serdes.json(Flight), 5
-    )
+    assert serdes.windowed(
+        serdes.json(Flight), timedelta(milliseconds=5)
+    ) == serdes.windowed(serdes.json(Flight), timedelta(milliseconds=5))
     assert len({serdes.json(Flight), serdes.json(Flight)}) == 1
 
 
@@ -307,7 +317,9 @@ def test_serdes_of_one_name_and_two_types_differ() -> None:
     other = serdes.json(msgspec.defstruct("Flight", [("number", int)]))
     assert other.name == serdes.json(Flight).name
     assert len({other, serdes.json(Flight)}) == 2
-    assert serdes.windowed(serdes.text, 5) != serdes.windowed(serdes.text, 6)
+    assert serdes.windowed(serdes.text, timedelta(milliseconds=5)) != serdes.windowed(
+        serdes.text, timedelta(milliseconds=6)
+    )
     assert serdes.json != serdes.json(Flight)
 
 
@@ -355,7 +367,7 @@ def test_a_key_that_would_be_another_one_than_its_equal_is_refused(
     )
     for keys in (
         serde.for_keys(),
-        serdes.windowed(serde, 10).for_keys(),
+        serdes.windowed(serde, timedelta(milliseconds=10)).for_keys(),
         serdes.session_windowed(serde).for_keys(),
     ):
         windowed = keys.name != serde.name

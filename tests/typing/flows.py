@@ -93,7 +93,9 @@ serdes.json(Flight | None)
 assert_type(serdes.json.deserialize(b"1"), Any)
 assert_type(serdes.text.deserialize(b"a"), str)
 assert_type(serdes.int64.serialize(1), bytes)
-assert_type(serdes.windowed(serdes.text, 1000), Serde[Windowed[str]])
+assert_type(
+    serdes.windowed(serdes.text, timedelta(milliseconds=1000)), Serde[Windowed[str]]
+)
 
 # stateless
 assert_type(flights.filter(lambda _, f: f.dep_delay is not None), KStream[str, Flight])

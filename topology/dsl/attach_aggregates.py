@@ -35,8 +35,8 @@ from coopstreams.topology.serdes import (
     Serde,
     changed,
     session_windowed,
-    windowed,
     windowed_by,
+    windowed_ms,
 )
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import (
@@ -305,7 +305,7 @@ def _spec(
         return replace(
             spec,
             window_ms=length,
-            row_key=windowed(key, length),
+            row_key=windowed_ms(key, length),
             step_ms=1,
             lag_ms=length,
         )
@@ -313,7 +313,7 @@ def _spec(
         return replace(
             spec,
             window_ms=windows.size_ms,
-            row_key=windowed(key, windows.size_ms),
+            row_key=windowed_ms(key, windows.size_ms),
             step_ms=windows.advance_ms,
         )
     return replace(spec, row_key=windowed_by(key, windows))

@@ -34,7 +34,7 @@ def minutes(stream: Any) -> Any:
 
 def counted(stream: Any) -> None:
     minutes(stream).count(store="minutes").to_stream().to(
-        "out", key=serdes.windowed(serdes.text, 60_000)
+        "out", key=serdes.windowed(serdes.text, timedelta(milliseconds=60_000))
     )
 
 

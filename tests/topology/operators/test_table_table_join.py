@@ -1,5 +1,6 @@
 """Table-table joins: an update of either side updates the joined row."""
 
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -339,7 +340,9 @@ def test_windows_in_the_keys_of_a_topic_are_not_where_windows_of_keys_are() -> N
     def program(*, moved: bool) -> StreamsBuilder:
         builder = StreamsBuilder("app")
         read = builder.table(
-            "read", key=serdes.windowed(serdes.text, 10), value=serdes.int64
+            "read",
+            key=serdes.windowed(serdes.text, timedelta(milliseconds=10)),
+            value=serdes.int64,
         )
         numbers = builder.stream("in", key=serdes.text, value=serdes.int64)
         made = (
