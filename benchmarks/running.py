@@ -198,6 +198,24 @@ def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
     )
 
 
+def lag(bootstrap: str, group: str, topics: Iterable[str]) -> int:
+    """Return how many records of these topics a group has not committed: all of a
+    partition of which it has committed nothing.
+    """
+    settings = {"bootstrap.servers": bootstrap, "group.id": group}
+    with closing(Consumer(settings)) as consumer:
+        asked = [
+            TopicPartition(topic, partition)
+            for topic in topics
+            for partition in consumer.list_topics(topic, 30).topics[topic].partitions
+        ]
+        left = 0
+        for found in consumer.committed(asked, 30):
+            first, end = consumer.get_watermark_offsets(found, timeout=30)
+            left += end - max(first, found.offset)
+    return left
+
+
 def written(bootstrap: str, topic: str) -> int:
     """Return the end offset of partition 0 of a topic."""
     with closing(

@@ -1,0 +1,39 @@
+"""The program that `time_costs` and `time_that_waits` measure: a count by a new key in
+windows of an hour, behind a repartition topic. Earlier versions of coopstreams run it
+as well.
+
+    updates    every change of a window
+    final      one result of a window, when it has closed
+"""
+
+import os
+from datetime import timedelta
+
+from coopstreams import StreamsBuilder, TimeWindows, serdes, until_window_closes
+
+NAME = os.environ["BENCH_APPLICATION"]
+SOURCE = os.environ["BENCH_SOURCE"]
+SINK = os.environ["BENCH_SINK"]
+GRACE = timedelta(hours=float(os.environ.get("BENCH_GRACE_HOURS", "0")))
+
+_updates = StreamsBuilder(NAME)
+_counts = (
+    _updates.stream(SOURCE, key=serdes.text, value=serdes.text)
+    .group_by(lambda _, value: value, key=serdes.text)
+    .windowed_by(TimeWindows(hours=1, grace=GRACE))
+    .count(store="hours")
+)
+_counts.to_stream().to(SINK)
+updates = _updates.build()
+
+_final = StreamsBuilder(NAME)
+(
+    _final.stream(SOURCE, key=serdes.text, value=serdes.text)
+    .group_by(lambda _, value: value, key=serdes.text)
+    .windowed_by(TimeWindows(hours=1, grace=GRACE))
+    .count(store="hours")
+    .suppress(until_window_closes())
+    .to_stream()
+    .to(SINK)
+)
+final = _final.build()
