@@ -183,6 +183,9 @@ class ConsumerSession:
         returns early.
         """
         self._let_pass_at = 0.0
+        self._commit_s = config["auto.commit.interval.ms"] / 1000
+        self._commit_at = host.now() + self._commit_s
+        """The time of the next commit by `enable.auto.commit`."""
         self._compare_at = host.now() + LOOK_EVERY_S
         """The time of the next check whether topics were made anew."""
         self._blocked: set[Share] = set()
@@ -487,16 +490,12 @@ class ConsumerSession:
         self._tell("assign", fresh)
 
     def _note(self) -> None:
-        """Apply `done` marks, and commit if there are many. Rejoin when a key range
-        becomes blocked.
+        """Apply `done` marks, and commit if there are many or it is time. Rejoin when a
+        key range becomes blocked.
         """
         self.take_done()
-        most = self.config["max.num.ranges.to.commit"]
-        many = [
-            share for share in self.shares.values() if share.inflight.many_news(most)
-        ]
-        if many:
-            self.commit(many)
+        if due := self._due():
+            self.commit(due)
         blocked = {share for share in self.shares.values() if share.inflight.blocked()}
         for share in blocked - self._blocked:
             log.warning(
@@ -507,6 +506,17 @@ class ConsumerSession:
             if isinstance(self.ownership, Shared):
                 self.ownership.group.rejoin()
         self._blocked = blocked
+
+    def _due(self) -> list[Share]:
+        """Return the key ranges that `consume` commits now without being asked."""
+        now = self._host.now()
+        if self.config["enable.auto.commit"] and now >= self._commit_at:
+            self._commit_at = now + self._commit_s
+            return list(self.shares.values())
+        most = self.config["max.num.ranges.to.commit"]
+        return [
+            share for share in self.shares.values() if share.inflight.many_news(most)
+        ]
 
     def _let_pass(self) -> None:
         """Commit that key ranges have no earlier records, so that other consumers'

@@ -51,6 +51,16 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Whether this consumer commits out of order and shares partitions. False: it commits positions, and reads "
         "whole partitions only.",
     ),
+    "enable.auto.commit": (
+        boolean,
+        False,
+        "Whether `consume` commits by itself what is done, every `auto.commit.interval.ms`. Kafka's default is true.",
+    ),
+    "auto.commit.interval.ms": (
+        integer(1),
+        5000,
+        "The time between two commits with `enable.auto.commit`.",
+    ),
     "max.num.ranges.to.commit": (
         integer(1),
         10_000,

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from coopstreams.consumer import OffsetAndRanges, RecordFilter
+from coopstreams.consumer import ConsumerRecord, OffsetAndRanges, RecordFilter
 from coopstreams.consumer.consumer_session import Ranges
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CommitConflictError, LogError
@@ -131,6 +131,39 @@ def test_a_key_range_is_opened_once_its_first_commit_is_allowed(
         group.start("a", body)
         group.run(10.0)
         assert told == [*["denied"] * 3, "opens", "record"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "offsets"),
+    [("true", [0, 0, 2, 2, 3]), ("false", [0, 0, 0, 0, 0])],
+)
+def test_what_is_done_is_committed_by_time_if_that_is_wanted(
+    asked: str,
+    offsets: list[int],
+) -> None:
+    """Also while `consume` waits. Of what is done, not of what was handed out."""
+    found: list[OffsetAndRanges | None] = []
+
+    def body(member: Member) -> None:
+        consumer, machine = member.consumer, member.machine
+        consumer.subscribe(["in"])
+        began = machine.now()
+        records: list[ConsumerRecord] = []
+        while len(records) < len(KEYS):
+            records += consumer.consume(10, 0.1)
+        for until in (1.0, 4.0, 7.0, 9.0, 12.0):
+            if until == 4.0:
+                consumer.done(records[0])
+                consumer.done(records[1])
+            if until == 9.0:
+                consumer.done(records[2])
+            consumer.consume(10, began + until - machine.now())
+            found.extend(consumer.committed([("in", 0)]).values())
+
+    with members(KEYS, enable_auto_commit=asked) as group:
+        group.start("a", body)
+        group.run(30.0)
+    assert [one and one.offset for one in found] == offsets
 
 
 def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commit() -> (

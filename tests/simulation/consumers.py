@@ -51,6 +51,8 @@ EVENTS = (
 """Events, each as often as its weight."""
 REMAKES = 0.25
 """The share of histories with topics that are made anew."""
+BY_TIME = 0.3
+"""The share of histories whose consumers commit by time."""
 POLICY = (
     ("", "accept.individual.commit"),
     ("in", "accept.range.fetch"),
@@ -67,6 +69,7 @@ class Consumers(Stage[User]):
         super().__init__(seed, GROUP, exactly_once=exactly_once)
         self.topics = ("in", "more") if self.random.random() < 0.3 else ("in",)
         self._remakes = Random(f"{seed} topics").random() < REMAKES
+        self._by_time = Random(f"{seed} auto").random() < BY_TIME
         for topic in self.topics:
             self.cluster.state.create_topic(
                 TopicSpec(topic, self.random.choice((1, 2, 3)))
@@ -110,6 +113,8 @@ class Consumers(Stage[User]):
             "max.individual.commits": random.choice((3, 50_000)),
             "max.bytes.key.range.cache": random.choice((1, 500, 1_000_000)),
             "allow.individual.commit": random.random() < 0.9,
+            "enable.auto.commit": self._by_time,
+            "auto.commit.interval.ms": 700,
         }
 
     # --- what happens ---
