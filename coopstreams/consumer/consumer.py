@@ -33,8 +33,10 @@ from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.consumer_commit import CommitResult
 from coopstreams.consumer.consumer_session import (
     ConsumerSession,
+    Listeners,
     Ranges,
     RangesCallback,
+    RestrictionsCallback,
     alone,
     by_partition,
     shared,
@@ -107,19 +109,22 @@ class CooperativeConsumer:
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
+        on_restrict: RestrictionsCallback | None = None,
     ) -> None:
         """Join the group and read the key ranges that it assigns. `allow_key_share`:
         whether they may be parts of partitions.
 
         Shape: `consume` calls the callbacks with key ranges by partition: `on_assign`
         once they are open, `on_revoke` before they are given up (their last commit
-        follows), `on_lost` when they are lost.
+        follows), `on_lost` when they are lost. `on_restrict` gets what the cluster's
+        policy keeps this consumer from, at first and whenever that changes: the errors
+        that it would raise after `assign`; empty: nothing any more.
 
         Raises:
             UnknownTopicError: a topic does not exist.
             LogError, GroupError: the brokers cannot be reached.
         """
-        listeners = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+        listeners = Listeners(on_assign, on_revoke, on_lost, on_restrict)
         parts = allow_key_share and self._config["allow.individual.commit"]
         with self._lock:
             self._check_new()
@@ -188,6 +193,9 @@ class CooperativeConsumer:
             OffsetOutOfRangeError: the log no longer has the group's position; the
                 message names it.
             GroupError: Kafka refuses this member; the message says why.
+            IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the policy
+                forbids the key ranges of `assign` by now. What is done can be
+                committed.
         """
         with self._lock:
             return self._free.consume(num_messages, timeout_s)

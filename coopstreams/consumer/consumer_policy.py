@@ -25,7 +25,13 @@ from coopstreams.common.host import Host
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log
-from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.errors import (
+    IndividualCommitError,
+    IndividualCommitNotAllowedError,
+    LogError,
+    TopicRangeFetchNotAllowedError,
+    UnknownTopicError,
+)
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 log = logging.getLogger(__name__)
@@ -63,6 +69,30 @@ def set_policy(
     with closing(KafkaLog(settings)) as cluster:
         for name, value in values.items():
             PolicyTopic(cluster).set(name, value, topic)
+
+
+def restrictions(
+    policy: Policy,
+    topics: Iterable[str],
+) -> tuple[IndividualCommitError, ...]:
+    """Return what the policy keeps a consumer from that would commit out of order, and
+    read parts of partitions of these topics.
+    """
+    if not policy.accepts_individual_commit:
+        return (
+            IndividualCommitNotAllowedError(
+                "the cluster's policy has accept.individual.commit=false: what is done above a record that is not is "
+                "committed together with that record, and partitions are not shared"
+            ),
+        )
+    whole = [topic for topic in sorted(topics) if not policy.accepts_range_fetch(topic)]
+    return tuple(
+        TopicRangeFetchNotAllowedError(
+            f"{topic} may not be read by key range: its partitions are not shared. Allow it: `coopstreams policy set "
+            f"accept.range.fetch=true --topic {topic}`"
+        )
+        for topic in whole
+    )
 
 
 class Policies:

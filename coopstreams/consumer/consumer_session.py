@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
@@ -37,7 +37,7 @@ from coopstreams.commit.view import Winner
 from coopstreams.common.host import Empty, Host, Inbox
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.consumer_commit import CommitResult, Commits
-from coopstreams.consumer.consumer_policy import Policies
+from coopstreams.consumer.consumer_policy import Policies, restrictions
 from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.group_assignment import (
@@ -72,6 +72,7 @@ from coopstreams.topology.errors import (
     ConsumerRangeFetchNotAcceptedError,
     FencedError,
     GroupError,
+    IndividualCommitError,
     IndividualCommitTooOldError,
     LogError,
     MembershipLostError,
@@ -103,6 +104,17 @@ MOST_IN_VAIN = 5
 
 Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
+RestrictionsCallback = Callable[[tuple[IndividualCommitError, ...]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The user's callbacks; see `CooperativeConsumer.subscribe`."""
+
+    assign: RangesCallback | None = None
+    revoke: RangesCallback | None = None
+    lost: RangesCallback | None = None
+    restrict: RestrictionsCallback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +135,9 @@ class Scope:
     against `max.poll.interval.ms`.
     """
     filter: RecordFilter | None
-    listeners: Mapping[str, RangesCallback | None] = field(default_factory=dict)
-    """The user's callbacks, by "assign", "revoke", "lost"."""
-    parts: bool = True
-    """Whether this consumer takes parts of partitions."""
+    listeners: Listeners = Listeners()
+    in_parts: Collection[str] = ()
+    """The topics of whose partitions this consumer takes parts."""
 
 
 class ConsumerSession:
@@ -189,7 +200,11 @@ class ConsumerSession:
         self._compare_at = host.now() + LOOK_EVERY_S
         """The time of the next check whether topics were made anew."""
         self._blocked: set[Share] = set()
-        self._refused: GroupError | None = None
+        self._refused: GroupError | IndividualCommitError | None = None
+        self._restrictions: tuple[IndividualCommitError, ...] = ()
+        """What the cluster's policy keeps this consumer from."""
+        self._told_restrictions: tuple[str, ...] | None = None
+        """The same as last told to the user; None: the user was told nothing."""
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
@@ -369,6 +384,7 @@ class ConsumerSession:
             self._obey()
             if isinstance(self.ownership, Shared):
                 self.ownership.group.rejoin()
+        self._tell_restrictions()
         given_up, late = self.revocations.poll(now)
         try:
             if late:
@@ -381,7 +397,7 @@ class ConsumerSession:
             given_up &= set(self.shares.values())
             if not given_up:
                 return
-            self._tell("revoke", given_up)
+            _tell(self._scope.listeners.revoke, given_up)
             self.take_done()
             self.commit(given_up)
         except (LogError, MembershipLostError) as error:
@@ -403,11 +419,42 @@ class ConsumerSession:
         self._gone(given_up)
 
     def _obey(self) -> None:
-        """Apply the cluster's policy and this consumer's settings."""
+        """Apply the cluster's policy and this consumer's settings.
+
+        Source: the proposal's failures 1a and 2a, for key ranges that no group assigns.
+        """
         self.commits.in_order = not (
             self.config["allow.individual.commit"]
             and self._policies.policy.accepts_individual_commit
         )
+        if self.config["allow.individual.commit"]:
+            self._restrictions = restrictions(
+                self._policies.policy,
+                self._scope.in_parts,
+            )
+        if self.ownership.alone and self._scope.in_parts:
+            # no group takes the key ranges back
+            self._refused = next(iter(self._restrictions), None)
+
+    def _tell_restrictions(self) -> None:
+        """Log what the policy keeps this consumer from, and call `on_restrict`, if that
+        is new to the user.
+
+        Nothing needs to be set for a topic that is not shared, so that no start warns
+        of it.
+        """
+        before = self._told_restrictions
+        now = tuple(map(str, self._restrictions))
+        self._told_restrictions = now
+        if now == (before or ()):
+            return
+        for error in self._restrictions:
+            usual = before is None and isinstance(error, TopicRangeFetchNotAllowedError)
+            log.log(logging.INFO if usual else logging.WARNING, "%s", error)
+        if not now:
+            log.info("the cluster's policy restricts this consumer no more")
+        if self._scope.listeners.restrict is not None:
+            self._scope.listeners.restrict(self._restrictions)
 
     def _handle(self) -> None:
         """Process the events of the group and the deadlines of revocations."""
@@ -436,7 +483,7 @@ class ConsumerSession:
         self.ownership.assigned = event
         self.openings.barrier.follow_generation(event)
         cut = [id_ for id_ in event.added if not id_.key_range.is_whole]
-        if cut and not self._scope.parts:
+        if cut and not self._scope.in_parts:
             raise ConsumerRangeFetchNotAcceptedError(
                 f"this consumer does not share, and was assigned a part of a partition: {cut[0]}"
             )
@@ -487,7 +534,7 @@ class ConsumerSession:
         for share in fresh:
             self.shares[share.id] = share
             self.reader.open(share)
-        self._tell("assign", fresh)
+        _tell(self._scope.listeners.assign, fresh)
 
     def _note(self) -> None:
         """Apply `done` marks, and commit if there are many or it is time. Rejoin when a
@@ -536,7 +583,7 @@ class ConsumerSession:
         self.revocations.lose(gone)
         self._told = True
         self._gone(gone)
-        self._tell("lost", gone)
+        _tell(self._scope.listeners.lost, gone)
 
     def _lose_remade(self, given_up: Collection[Share] = ()) -> bool:
         """Lose the key ranges whose topic was deleted and made anew, because their
@@ -567,7 +614,7 @@ class ConsumerSession:
         self.revocations.lose(lost)
         self._told = True
         self._gone(leaving)
-        self._tell("lost", lost)
+        _tell(self._scope.listeners.lost, lost)
         return True
 
     def _gone(self, shares: Collection[Share]) -> None:
@@ -582,10 +629,10 @@ class ConsumerSession:
         ):
             self.ownership.released([share.id for share in shares])
 
-    def _tell(self, what: str, shares: Collection[Share]) -> None:
-        listener = self._scope.listeners.get(what)
-        if listener is not None and shares:
-            listener(by_partition(shares))
+
+def _tell(listener: RangesCallback | None, shares: Collection[Share]) -> None:
+    if listener is not None and shares:
+        listener(by_partition(shares))
 
 
 def by_partition(shares: Iterable[Share]) -> Ranges:
@@ -644,6 +691,7 @@ def alone(
         host.inbox(),
         [host.now()],
         filter_,
+        in_parts={topics[id_.subtopology] for id_ in ids if not id_.key_range.is_whole},
     )
     session = ConsumerSession(config, host, log, scope)
     # No coordinator counts generations here: if two consumers choose the same term, the
@@ -661,7 +709,7 @@ def shared(
     topics: Sequence[str],
     transactional: tuple[str, str],
     filter_: RecordFilter | None,
-    listeners: Mapping[str, RangesCallback | None],
+    listeners: Listeners,
     *,
     parts: bool,
 ) -> ConsumerSession:
@@ -725,7 +773,7 @@ def shared(
         polled,
         filter_,
         listeners,
-        parts,
+        topics if parts else (),
     )
     session = ConsumerSession(config, host, log, scope)
     member.start()

@@ -196,6 +196,21 @@ def test_a_topic_that_does_not_allow_it_and_a_consumer_that_does_not(
         orders.alone([LEFT], allow_individual_commit=False)
 
 
+def test_who_reads_a_part_of_a_topic_that_may_be_shared_no_more_is_refused(
+    orders: Orders,
+) -> None:
+    """It went on with its key range."""
+    orders.write(20)
+    consumer = orders.alone([LEFT])
+    finish(consumer, read(consumer, 1))
+    PolicyTopic(orders.log).set("accept.range.fetch", False, orders.topic)
+    with pytest.raises(TopicRangeFetchNotAllowedError, match=orders.topic):
+        read(consumer, 20)
+    with pytest.raises(TopicRangeFetchNotAllowedError):
+        consumer.consume(1, 0)
+    assert consumer.commit().ranges
+
+
 def test_without_individual_commits_positions_move_in_order(orders: Orders) -> None:
     orders.write(20)
     consumer = orders.alone([], allow_individual_commit=False)

@@ -94,18 +94,22 @@ class Members:
         ):
             self.cluster.state.create_topic(spec)
         for name in ("in", "more"):
-            self._writer.append(
-                cluster_policy.TOPIC,
-                [orjson.dumps(["accept.range.fetch", name])],
-                [b"true"],
-                [0],
-            )
+            self.allow("accept.range.fetch", True, name)
         self.write("in", *keys)
 
     def write(self, topic: str, *keys: bytes) -> None:
         """Write a record of each of these keys."""
         for key in keys:
             self._writer.append(topic, [key], [b""], [0])
+
+    def allow(self, setting: str, value: bool, topic: str = "") -> None:
+        """Set the policy of the cluster, or of a topic."""
+        self._writer.append(
+            cluster_policy.TOPIC,
+            [orjson.dumps([setting, topic])],
+            [orjson.dumps(value)],
+            [0],
+        )
 
     def start(self, name: str, body: Body, dropped: RecordFilter | None = None) -> None:
         """Start a consumer with this filter and this program. `run` raises the

@@ -191,6 +191,62 @@ def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commi
         assert (committed.offset, committed.metadata) == (4, "mine")
 
 
+def test_whom_the_policy_restricts_is_told_and_again_when_it_does_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was obeyed within seconds without a word: with a member less, or a commit that
+    lacks what was done.
+    """
+    told: dict[str, list[tuple[int, ...]]] = {"leader": [], "other": []}
+
+    def body(member: Member) -> None:
+        mine = told[member.machine.name]
+        member.consumer.subscribe(
+            ["in", "more"],
+            on_restrict=lambda what: mine.append(tuple(error.code for error in what)),
+        )
+        while True:
+            member.consumer.consume(10, 0.1)
+
+    with members(KEYS) as group:
+        for name in told:
+            group.start(name, body)
+            group.run(5.0)
+        assert told == {"leader": [], "other": []}
+        for setting, value, topic in (
+            ("accept.range.fetch", False, "in"),
+            ("accept.individual.commit", False, ""),
+            ("accept.individual.commit", True, ""),
+            ("accept.range.fetch", True, "in"),
+        ):
+            group.allow(setting, value, topic)
+            group.run(10.0)
+    assert [*told.values()] == [[(89,), (88,), (89,), ()]] * 2
+    said = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert sum(line.startswith("in may not be read by key range") for line in said) == 4
+    assert sum("accept.individual.commit=false" in line for line in said) == 2
+
+
+def test_who_does_not_share_is_not_restricted_by_a_topic_that_is_not_shared() -> None:
+    told: list[object] = []
+
+    def body(member: Member) -> None:
+        member.consumer.subscribe(
+            ["in"], allow_key_share=False, on_restrict=told.append
+        )
+        while True:
+            member.consumer.consume(10, 0.1)
+
+    with members(KEYS) as group:
+        group.allow("accept.range.fetch", False, "in")
+        group.start("a", body)
+        group.run(10.0)
+        assert told == []
+        group.allow("accept.individual.commit", False)
+        group.run(10.0)
+    assert len(told) == 1
+
+
 def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
     """It was noted as done first: the next commit skipped records that nobody was
     given.
