@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from coopstreams.log.clocks import Clock, clock_marks_in
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
@@ -44,6 +44,8 @@ from coopstreams.topology.keys import (
     key_hashes,
     without_suffix,
 )
+
+T = TypeVar("Said")
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
@@ -192,7 +194,8 @@ class Routes:
         """
         assert self._operator_times is not None
         assert self.clock is not None
-        count = len(self._operator_times(NO_RECORDS))
+        # The operators are asked once, not for each part between two marks.
+        count = len(self.now) or len(self._operator_times(NO_RECORDS))
         self.now = [self.clock.now] * count
         columns.operator_times = [[self.clock.now] * len(columns)] * count
 
@@ -301,18 +304,15 @@ def _without_marks(
     # The stream times of a native reader count the timestamps of the marks, too.
     columns = replace(columns, stream_times=())
     parts = list[Columns]()
-    start = 0
-    for at, time in marks:
-        parts.append(columns.slice(start, at))
-        before = _tell_time(partition, parts[-1], routes, before, steps)
-        if routes is not None and routes.time_marks:
+    for part, mark in _between(columns, marks):
+        before = _tell_time(partition, part, routes, before, steps)
+        parts.append(part)
+        if mark is not None and routes is not None and routes.time_marks:
+            at, time = mark
             if steps is not None and time > before:
                 steps.append((columns.offsets[at], time))
             before = max(before, time)
             routes.reach(time)
-        start = at + 1
-    parts.append(columns.slice(start, len(columns)))
-    before = _tell_time(partition, parts[-1], routes, before, steps)
     return joined(parts), before
 
 
@@ -327,22 +327,35 @@ def _clocked(
     clock in front of it; and the stream time after them.
     """
     parts = list[Columns]()
-    start = 0
     marks = clock_marks_in(columns)
     births, headers = births_in(columns.headers, columns.timestamps)
     columns = replace(columns, stream_times=(), births=births, headers=headers)
-    for end, mark in (*marks, (len(columns), None)):
-        part = columns.slice(start, end)
+    for part, mark in _between(columns, marks):
         before = _tell_time(partition, part, None, before, None)
         routes.tell_clock(part)
         parts.append(part)
         if mark is not None:
-            clock.hear(mark)
-        start = end + 1
+            clock.hear(mark[1])
     records = joined(parts)
     if records.headers is not None and not any(records.headers):
         records.headers = None  # only marks had some
     return records, before
+
+
+def _between(
+    columns: Columns,
+    marks: Iterable[tuple[int, T]],
+) -> Iterator[tuple[Columns, tuple[int, T] | None]]:
+    """Yield the records between marks, each time with the mark behind them; None behind
+    the last ones.
+
+    `marks`: the index of each mark, ascending, and what it says.
+    """
+    start = 0
+    for mark in marks:
+        yield columns.slice(start, mark[0]), mark
+        start = mark[0] + 1
+    yield columns.slice(start, len(columns)), None
 
 
 def _tell_time(

@@ -59,17 +59,26 @@ class Mark(NamedTuple):
 
 def clock_marks_in(columns: Columns) -> list[tuple[int, Mark]]:
     """Return the marks among these records, each with its index."""
+    return [
+        (index, Mark._make(_MARK.unpack(data)))
+        for index, data in marked(columns, HEADER)
+        if len(data) == _MARK.size
+    ]
+
+
+def marked(columns: Columns, name: str) -> list[tuple[int, bytes]]:
+    """Return the records without key and value whose first header has this name: the
+    index and the value of the header of each.
+    """
     if columns.headers is None:
         return []
     return [
-        (index, Mark._make(_MARK.unpack(data)))
+        (index, headers[0][1] or b"")
         for index, headers in enumerate(columns.headers)
         if headers
-        and headers[0][0] == HEADER
+        and headers[0][0] == name
         and columns.keys[index] is None
         and columns.values[index] is None
-        and (data := headers[0][1]) is not None
-        and len(data) == _MARK.size
     ]
 
 

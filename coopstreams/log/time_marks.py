@@ -14,6 +14,7 @@ Why a mark in the partition, and what was turned down: docs/internals/time_marks
 
 from __future__ import annotations
 
+from coopstreams.log.clocks import marked
 from coopstreams.topology.columns import Columns, Headers
 
 HEADER = "__coopstreams.stream.time"
@@ -32,15 +33,8 @@ def marks_in(columns: Columns) -> list[tuple[int, int]]:
     """Return the time marks among these records: the index and the stream time (ms) of
     each.
     """
-    if columns.headers is None:
-        return []
     return [
         (index, min(int(time), columns.timestamps[index]))
-        for index, headers in enumerate(columns.headers)
-        if headers
-        and headers[0][0] == HEADER
-        and columns.keys[index] is None
-        and columns.values[index] is None
-        and (time := headers[0][1] or b"").isdigit()
-        and len(time) <= _MOST_DIGITS
+        for index, time in marked(columns, HEADER)
+        if time.isdigit() and len(time) <= _MOST_DIGITS
     ]

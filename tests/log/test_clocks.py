@@ -154,6 +154,23 @@ def test_the_records_of_all_ranges_have_the_clock_in_front_of_them() -> None:
     assert all(batch.stream_time == 9 for batch in batches)
 
 
+def test_the_operators_are_asked_once_however_many_marks_there_are() -> None:
+    asked = list[int]()
+
+    def asking(records: Columns) -> list[Arrivals]:
+        asked.append(len(records))
+        return arrivals(records)
+
+    routes = Routes([WHOLE], None, asking, clock=Clock(1))
+    marks = [Mark.of(0, WHOLE, time) for time in range(20)]
+    for _ in range(2):
+        rows = rows_of((b"a", 5, 5), *marks, (b"b", 5, 5))
+        (batch,) = make_batches(PARTITION, rows, routes, 0, 22, at_end=True)
+        assert list(batch.columns.offsets) == [0, 21]
+        assert list(batch.operator_times) == [19, 19]
+    assert asked == [0]
+
+
 def test_times_that_were_reached_before_count_from_their_offset_on() -> None:
     clock = Clock(1)
     routes = Routes([WHOLE], None, arrivals, clock=clock)
