@@ -284,22 +284,15 @@ class Committer:
         """Append a time mark to a source partition of a task. It counts with the next
         commit.
 
-        A topic may refuse timestamps in the future, so the timestamp of the mark is
-        never later than now.
-
         Raises:
             MembershipLostError: another member may have the task by now.
         """
-        self._check_sure(task.epoch)
-        at = [max(0, min(stream_time, self._host.wall_ms()))]
-        headers = [time_marks.headers_of(stream_time)]
-        self._append(
+        self._append_mark(
+            task,
             source.topic,
-            [None],
-            [None],
-            at,
-            partitions=source.partition,
-            headers=headers,
+            [source.partition],
+            stream_time,
+            time_marks.headers_of(stream_time),
         )
 
     def dead_letter(
@@ -681,8 +674,8 @@ class Committer:
         """Write the due time marks to each partition of their topics, behind all
         records that these tasks have written.
 
-        A topic may refuse timestamps in the future, so the timestamp of a mark is never
-        later than now.
+        Raises:
+            MembershipLostError: another member may have the tasks by now.
         """
         for task in tasks:
             marks = self._marks_of(task)
@@ -690,16 +683,42 @@ class Committer:
             for topic, stream_time in marks.items():
                 mark = Mark.of(task.id.partition, task.id.key_range, stream_time)
                 count = task.program.partitions(topic)
-                at = max(0, min(stream_time, self._host.wall_ms()))
-                self._append(
+                self._append_mark(
+                    task,
                     topic,
-                    [None] * count,
-                    [None] * count,
-                    [at] * count,
-                    partitions=list(range(count)),
-                    headers=[mark.headers] * count,
+                    list(range(count)),
+                    stream_time,
+                    mark.headers,
                 )
                 self._metrics.clock_marked(task.id, topic, count)
+
+    def _append_mark(
+        self,
+        task: Task,
+        topic: str,
+        partitions: list[int],
+        stream_time: int,
+        headers: Headers,
+    ) -> None:
+        """Append a time mark of a task to partitions of a topic.
+
+        A topic may refuse timestamps in the future, so the timestamp of a mark is never
+        later than now.
+
+        Raises:
+            MembershipLostError: another member may have the task by now.
+        """
+        self._check_sure(task.epoch)
+        at = max(0, min(stream_time, self._host.wall_ms()))
+        count = len(partitions)
+        self._append(
+            topic,
+            [None] * count,
+            [None] * count,
+            [at] * count,
+            partitions=partitions,
+            headers=[headers] * count,
+        )
 
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:

@@ -30,6 +30,7 @@ from coopstreams.topology.errors import (
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
+from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
@@ -315,6 +316,31 @@ def test_at_least_once_writes_no_result_while_the_group_does_not_answer() -> Non
     with pytest.raises(MembershipLostError, match="another member may have its tasks"):
         made.process(task)
     assert len(made.read("out")) == 0
+
+
+def test_at_least_once_writes_no_time_mark_while_the_group_does_not_answer() -> None:
+    """The records are in the log already, so no other check comes before the marks."""
+    builder = StreamsBuilder("app")
+    moved = builder.stream("in", key=serdes.raw, value=serdes.raw).group_by(
+        lambda _, value: value, key=serdes.raw
+    )
+    moved.windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
+    topology = builder.build()
+    (timed,) = topology.subtopologies[1].topics
+    made = Engine(topology, {"in": 1, timed: 1}, processing_guarantee=AT_LEAST)
+    made.write("in", [(b"a", b"x", 5)])
+    task = made.task(WHOLE)
+    made.process(task)
+    made.committers[0].write_outputs(task)
+    assert len(made.read(timed)) == 1
+    made.member.answered = False
+    with pytest.raises(MembershipLostError, match="another member may have its tasks"):
+        made.committers[0].commit([task])
+    assert len(made.read(timed)) == 1
+    assert made.at_fence == []
+    made.member.answered = True
+    made.committers[0].commit([task])
+    assert len(made.read(timed)) == 2, "the mark was due"
 
 
 @BOTH
