@@ -901,15 +901,15 @@ class TopologyTestDriver:
             task.marks.committed()
             for topic, time in due.items():
                 mark = Mark.of(task.id.partition, task.id.key_range, time)
-                for partition in range(self._partitions[topic]):
-                    self._append(
-                        topic,
-                        [None],
-                        [None],
-                        [time],
-                        partitions=[partition],
-                        headers=[mark.headers],
-                    )
+                count = self._partitions[topic]
+                self._append(
+                    topic,
+                    [None] * count,
+                    [None] * count,
+                    [time] * count,
+                    partitions=list(range(count)),
+                    headers=[mark.headers] * count,
+                )
 
     @contextmanager
     def _collecting(self, when: str) -> Iterator[None]:
