@@ -182,6 +182,10 @@ class Dispatcher:
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._promising: list[_Route] = []
+        """The routes of tasks that write from source topics to timed topics: they may
+        promise. Kept, because each fetch needs them.
+        """
         self._read: dict[TopicPartition, _Read] = {}
         self._published: tuple[float, Mapping[TopicPartition, _Read]] = (
             float("-inf"),
@@ -357,6 +361,12 @@ class Dispatcher:
         read = [source for source in sources if source in partitions]
         for source in read:
             partitions[source].place()
+        self._promising = [
+            route
+            for partition in partitions.values()
+            for route in partition.routes
+            if route.task.promises
+        ]
         self._read = {at: _Read.of(each) for at, each in partitions.items()}
         self._published = self._published[0], dict(self._read)
         self._reader.assign(
@@ -472,20 +482,11 @@ class Dispatcher:
                 self._metrics.clock_lag(route.task.id, source.topic, waits.lag_ms)
         self.clocks = clocks
 
-    def _timed(self) -> list[tuple[TopicPartition, _Partition, _Route]]:
-        """Return the routes of tasks that write from source topics to timed topics."""
-        return [
-            (source, partition, route)
-            for source, partition in self._partitions.items()
-            for route in partition.routes
-            if route.task.promises
-        ]
-
     def _look_at_times(self) -> None:
         """Take in the times that all source partitions have reached, if it is time."""
-        if self._source_times is not None and (timed := self._timed()):
+        if self._source_times is not None and self._promising:
             self._source_times.look(
-                {route.task.id.subtopology for _, _, route in timed}
+                {route.task.id.subtopology for route in self._promising}
             )
 
     def _promise(self) -> None:
@@ -498,7 +499,7 @@ class Dispatcher:
         silent_before = self._host.now() - times.idle_s
         silent = {
             route.task.id: route
-            for _, _, route in self._timed()
+            for route in self._promising
             if all(self._is_silent(each, silent_before) for each in route.task.sources)
         }
         if (sure := times.sure()) is not None:

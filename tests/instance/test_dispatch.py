@@ -289,6 +289,31 @@ def test_nothing_is_read_for_a_partition_without_tasks() -> None:
     made.stop()
 
 
+def test_the_tasks_that_may_promise_are_those_that_are_open() -> None:
+    """They are kept from one change of the tasks to the next: each fetch needs them."""
+    builder = StreamsBuilder("app")
+    moved = builder.stream("in", key=serdes.raw, value=serdes.raw).group_by(
+        lambda _, value: value, key=serdes.raw
+    )
+    moved.windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
+    topology = builder.build()
+    (timed,) = topology.subtopologies[1].topics
+    made = Engine(topology, {"in": 2, timed: 1}, processing_guarantee=EXACTLY)
+    made.start()
+    for key_range in LEFT, RIGHT:
+        for partition in range(2):
+            made.open(key_range, partition)
+            assert {route.task for route in made.dispatcher._promising} == {
+                task for task, _ in made.tasks.values()
+            }
+    while made.tasks:
+        made.close(next(iter(made.tasks.values()))[0])
+        assert {route.task for route in made.dispatcher._promising} == {
+            task for task, _ in made.tasks.values()
+        }
+    made.stop()
+
+
 def test_a_task_that_has_waited_long_enough_for_its_table_goes_on_by_itself() -> None:
     made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, max_task_idle_ms=50)
     made.start()
