@@ -365,6 +365,11 @@ class Follower:
         with self._lock:
             return self._view.resolve(partition, key_range)
 
+    def whole(self, partition: TopicPartition) -> Sequence[Winner | Hole]:
+        """Return the winners and holes of all hashes: see `CommitView.whole`."""
+        with self._lock:
+            return self._view.whole(partition)
+
     def mirror(
         self,
         partition: TopicPartition,

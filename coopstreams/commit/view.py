@@ -113,6 +113,8 @@ TILINGS = 1024
 """The most tilings that are cached. The partitions that this process commits need
 theirs again and again.
 """
+WHOLES = 1024
+"""The most resolved partitions that are cached. Units: 1 kB for each key range."""
 
 
 class CommitView:
@@ -135,6 +137,8 @@ class CommitView:
         self._topic_ids: dict[str, str] = {}
         """The ids of source topics that `tell` was called with."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
+        self._wholes: dict[TopicPartition, tuple[Winner | Hole, ...]] = {}
+        """The results of `whole` since the partition's last record."""
         self._mirrors: dict[
             TopicPartition, tuple[Committed | None, Committed | None]
         ] = {}
@@ -153,7 +157,9 @@ class CommitView:
             return
         self.taken += 1
         parsed = decode_key(key)
-        self._mirrors.pop(TopicPartition(parsed.topic, parsed.partition), None)
+        partition = TopicPartition(parsed.topic, parsed.partition)
+        self._mirrors.pop(partition, None)
+        self._wholes.pop(partition, None)
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
         changed = (
@@ -162,7 +168,7 @@ class CommitView:
             else live.put(tail, payload_of(value, parsed.key_range))
         )
         if changed:
-            self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
+            self._tilings.pop(partition, None)
 
     def tell(self, topic: str, topic_id: str) -> None:
         """Set the id of a source topic: consumers' commits that name another id count
@@ -171,6 +177,7 @@ class CommitView:
         if self._topic_ids.get(topic) != topic_id:
             self._topic_ids[topic] = topic_id
             self._mirrors.clear()
+            self._wholes.clear()
 
     def of_this_topic(
         self,
@@ -250,6 +257,17 @@ class CommitView:
                             key.term,
                         )
                     )
+        return resolved
+
+    def whole(self, partition: TopicPartition) -> Sequence[Winner | Hole]:
+        """Return the winners and holes of all hashes, as `resolve`; cached until the
+        partition's next record. It is for callers that ask again and again.
+        """
+        resolved = self._wholes.get(partition)
+        if resolved is None:
+            if len(self._wholes) >= WHOLES:
+                del self._wholes[next(iter(self._wholes))]
+            resolved = self._wholes[partition] = tuple(self.resolve(partition, WHOLE))
         return resolved
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:

@@ -11,6 +11,7 @@ nothing is promised before the transaction has ended.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import (
     Callable,
     Iterable,
@@ -30,12 +31,15 @@ from coopstreams.tasks.time_waits import HeldBack, held_back
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.errors import CoopStreamsError
-from coopstreams.topology.keys import ALL_GROUPS, WHOLE
+from coopstreams.topology.keys import ALL_GROUPS
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
 LOOK_EVERY_S = 0.5
-"""How long the times from the commits are used before they are computed again: for a
-hundred partitions that takes a millisecond.
+"""How long the times from the commits are used before they are computed again. For a
+hundred partitions of eight key ranges that takes 1.5 ms, and 0.15 ms more for each
+partition that has committed since.
 """
 
 
@@ -56,15 +60,15 @@ class Question:
     answered: bool = False
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
-    def ask(self, log: Log) -> None:
+    def ask(self, cluster: Log) -> None:
         """Fetch the ends of the sources. If the brokers do not answer, nothing is
         promised.
         """
         every = {source for some in self.sources.values() for source in some}
         try:
-            self._ends = log.end_offsets(every)
-        except CoopStreamsError:
-            pass  # it is asked again
+            self._ends = cluster.end_offsets(every)
+        except CoopStreamsError as error:
+            log.debug("cannot see where silent partitions end: %s; asking again", error)
         finally:
             self.answered = True
 
@@ -221,7 +225,7 @@ class SourceTimes:
                     if isinstance(each, Winner)
                     else NO_STREAM_TIME,
                 )
-                for each in self._follower.resolve(source, WHOLE)
+                for each in self._follower.whole(source)
             ),
             key=lambda each: each.time,
             default=Awaited(source.partition, ALL_GROUPS, NO_STREAM_TIME),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.commit import view as view_module
 from coopstreams.commit.record import (
     CommitKey,
     Committed,
@@ -296,6 +297,7 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
             key(key_range, term, generation),
             None if position is None else value(Segment(key_range, position)),
         )
+        assert list(view.whole(AT)) == view.resolve(AT, WHOLE)
         live.pop((term, generation, cut), None)
         if position is not None:
             live[term, generation, cut] = position
@@ -358,6 +360,34 @@ def test_the_mirror_of_a_partition_is_computed_anew_only_after_a_commit_there() 
     assert view.mirror(AT, plain) == Committed(130, -1, 0, 2)
 
 
+def test_a_partition_is_resolved_anew_only_after_a_commit_there() -> None:
+    """Each process asks for all source partitions twice a second."""
+    view = CommitView("g")
+    say(view, LEFT, 1, 130)
+    whole = view.whole(AT)
+    assert list(whole) == [Winner(Segment(LEFT, 130), 1), Hole(RIGHT)]
+    elsewhere = CommitKey("g", "orders", AT.partition + 1, WHOLE, 1, 1)
+    view.apply(
+        encode_key(elsewhere), encode_value(CommitValue("t", (Segment(WHOLE, 5),)))
+    )
+    assert view.whole(AT) is whole
+    say(view, LEFT, 1, 140)
+    assert view.whole(AT)[0] == Winner(Segment(LEFT, 140), 1)
+    view.apply(key(LEFT, 1), None)
+    assert list(view.whole(AT)) == [Hole(WHOLE)]
+
+
+def test_no_more_partitions_are_kept_resolved_than_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(view_module, "WHOLES", 2)
+    view = CommitView("g")
+    for _ in range(2):
+        for number in range(5):
+            assert view.whole(TopicPartition("orders", number)) == (Hole(WHOLE),)
+            assert len(view._wholes) <= 2
+
+
 def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_do() -> (
     None
 ):
@@ -376,6 +406,7 @@ def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_
     say_in("old", LEFT, 5, 150)
     say_in("old", RIGHT, 6, 170)
     assert positions(view, WHOLE, old) == [(LEFT, 150), (RIGHT, 170)]
+    assert len(view.whole(AT)) == 2
     assert view.mirror(AT, old) == replace(old, offset=150, beside=6)
 
     view.tell("orders", "new")
@@ -386,6 +417,7 @@ def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_
         "an earlier version's"
     )
     assert positions(view) == [(WHOLE, START.offset)]
+    assert list(view.whole(AT)) == [Hole(LEFT), Hole(RIGHT)]
     assert view.mirror(AT, None) is None
     assert view.open(AT, LEFT, None, START).term == 7
     say_in("new", LEFT, 7, 20)

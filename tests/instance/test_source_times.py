@@ -51,8 +51,11 @@ def test_what_an_open_transaction_holds_may_still_come() -> None:
     assert question.promised(TASK, {LEFT: 0}) == {}
 
 
-def test_nobody_promises_if_nobody_answers() -> None:
+def test_nobody_promises_if_nobody_answers(caplog: pytest.LogCaptureFixture) -> None:
     question = Question({TASK: TIMES}, {TASK: (LEFT,)})
-    question.ask(MemoryLog())
+    with caplog.at_level("DEBUG", "coopstreams"):
+        question.ask(MemoryLog())
+    (record,) = caplog.records
+    assert "cannot see where silent partitions end" in record.getMessage()
     assert question.answered
     assert question.promised(TASK, {LEFT: 0}) == {}
