@@ -45,7 +45,7 @@ from coopstreams.topology.keys import (
     without_suffix,
 )
 
-T = TypeVar("Said")
+T = TypeVar("T")
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 

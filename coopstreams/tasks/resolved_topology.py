@@ -24,7 +24,7 @@ from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.subtopologies import before_windows
-from coopstreams.topology.graph.timed_topics import writers_of
+from coopstreams.topology.graph.timed_topics import timed_topics, writers_of
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.task_id import TaskId
 
@@ -113,8 +113,16 @@ def compiled(
     wrapper = config["processor.wrapper"]
     reader = native_parts()
     drops = may_drop(config, ["processing"])
+    timed = timed_topics(parts)
     programs = {
-        part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops)
+        part.id: compile_subtopology(
+            topology,
+            part,
+            wrapper,
+            reader,
+            may_drop=drops,
+            timed=timed,
+        )
         for part in parts
     }
     writers = writers_of(parts, topics.tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pytest
 
@@ -13,11 +14,16 @@ from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile import compile as compile_module
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
+from coopstreams.topology.windows import TimeWindows
 
 CONFIG = Config.of({"bootstrap.servers": "in-memory"}, "app")
 
@@ -73,6 +79,31 @@ def test_what_it_needs_is_there_before_anybody_has_it() -> None:
     resolved: ResolvedTopology = resolve_topology(log, topology(), CONFIG)
     assert "app-counts-changelog" in log.partitions()
     assert set(resolved.programs) == {0, 1}
+
+
+def test_the_timed_topics_are_not_looked_for_in_each_sub_topology_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes as long as a sub-topology has others beside it."""
+    builder = StreamsBuilder("app")
+    people = builder.stream("people", key=serdes.text, value=serdes.text)
+    moved = people.group_by(lambda _, value: value, key=serdes.text)
+    moved.windowed_by(TimeWindows(hours=1)).count(store="counts")
+    built = builder.build()
+    alone = [compile_subtopology(built, part) for part in built.subtopologies]
+    looked = list[int]()
+
+    def looking(parts: Iterable[SubTopology]) -> frozenset[str]:
+        looked.append(1)
+        return timed_topics(parts)
+
+    monkeypatch.setattr(compile_module, "timed_topics", looking)
+    programs = resolve_topology(cluster(), built, CONFIG).programs
+    assert looked == []
+    assert [program.clocked for program in programs.values()] == [False, True]
+    for program, other in zip(programs.values(), alone, strict=True):
+        assert program.timed_sinks == other.timed_sinks
+        assert program.compiled(False).text == other.compiled(False).text
 
 
 def test_a_topic_that_was_known_and_is_gone_is_missed() -> None:

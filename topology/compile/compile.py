@@ -101,12 +101,15 @@ def compile_subtopology(
     parts: MakeParts | None = None,
     *,
     may_drop: bool = False,
+    timed: frozenset[str] | None = None,
 ) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
     `wrapper`: wraps each node except the sources; None: no node is wrapped. `parts`:
     makes the reader of parts of JSON values; None: values become dicts. `may_drop`:
     whether a record may be dropped, while the task goes on, if a user function raises.
+    `timed`: the timed topics of the topology, computed once by who compiles all of its
+    sub-topologies; None: they are computed here.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a
@@ -121,7 +124,8 @@ def compile_subtopology(
     sinks = dict.fromkeys(
         node.topic for node in subtopology.nodes if isinstance(node, Sink)
     )
-    timed = timed_topics(topology.subtopologies)
+    if timed is None:
+        timed = timed_topics(topology.subtopologies)
     title = f"{topology.application_id} sub-topology {subtopology.id}"
     compilation = _Compilation(
         title,
