@@ -838,8 +838,8 @@ class TopologyTestDriver:
                     if not run.at_end:
                         self._more.add(run.partition)
         if found:
-            topics = [record.topic for record in self._forwarded[self._fetched :]]
-            at_hand |= as_written(found, topics)
+            written = self._forwarded[self._fetched :]
+            at_hand |= as_written(found, written, self._partitions)
         self._fetched = len(self._forwarded)
 
     def _release(self) -> None:

@@ -18,8 +18,10 @@ from coopstreams.log.log import Position
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
+from coopstreams.topology.keys import partition_of
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def ordered(topic: str, order: list[Output]) -> Output:
@@ -70,19 +72,49 @@ def _rows(output: Output) -> Iterator[Forwarded]:
 
 def as_written(
     found: Mapping[TopicPartition, T],
-    topics: Sequence[str],
+    written: Sequence[Forwarded],
+    counts: Mapping[str, int],
 ) -> dict[TopicPartition, T]:
-    """Return the entries of `found`, sorted by the place of their topic in `topics`.
+    """Return the entries of `found`, sorted by the first record in `written` that went
+    to their topic, and within a topic to their partition.
 
-    Entries of topics that are not in `topics` come first.
+    Entries of topics without such a record come first. `counts`: the number of
+    partitions of each topic.
     """
     if len(found) < 2:
         return dict(found)
-    first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
-    return {
-        source: found[source]
-        for source in sorted(found, key=lambda source: first.get(source.topic, -1))
-    }
+    topics = _places(record.topic for record in written)
+    among = {source.topic for source in found}
+    partitions: dict[TopicPartition, int] = {}
+    if len(among) < len(found):
+        partitions = _places(
+            _partition(record, counts) for record in written if record.topic in among
+        )
+
+    def place(source: TopicPartition) -> tuple[int, int, int]:
+        return (
+            topics.get(source.topic, -1),
+            partitions.get(source, len(written)),
+            source.partition,
+        )
+
+    return {source: found[source] for source in sorted(found, key=place)}
+
+
+def _places(some: Iterable[U]) -> dict[U, int]:
+    """Return where each value stands first."""
+    places: dict[U, int] = {}
+    for at, one in enumerate(some):
+        places.setdefault(one, at)
+    return places
+
+
+def _partition(record: Forwarded, counts: Mapping[str, int]) -> TopicPartition:
+    """Return the partition to which a record went; -1: any, it has no key."""
+    partition = record.partition
+    if partition == ANY_PARTITION and record.key is not None:
+        partition = partition_of(record.key, counts[record.topic])
+    return TopicPartition(record.topic, partition)
 
 
 def by_turn(

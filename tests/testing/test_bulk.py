@@ -174,6 +174,24 @@ def test_records_sent_together_give_what_they_give_one_by_one_through_the_log(
     assert either_way == through_the_log
 
 
+def test_records_in_two_partitions_of_a_topic_are_processed_as_they_were_written() -> (
+    None
+):
+    """A row leaves one group for another; through the log, it was the reader's turn
+    that decided which group changed first.
+    """
+    case = next(each for each in CASES if each["name"] == "table_group_aggregate-18")
+    rows = [("a", value, 41, None) for value in ("r", "p,0", "q,0")]
+    results = []
+    for kind in (LongWay, TopologyTestDriver):
+        world, topology = translated(case)
+        with kind(topology, partitions=2) as driver:
+            world.driver = driver
+            results.append(seen(driver, [("in", rows)], together=False))
+    through_the_log, directly = results
+    assert directly == through_the_log
+
+
 def doubled() -> Topology:
     builder = StreamsBuilder("doubled")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
