@@ -157,6 +157,8 @@ def test_the_manifests_fit_each_other_the_settings_and_the_paths(folder: Path) -
     )
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"] == "orders"
     assert scaler["spec"]["scaleTargetRef"]["name"] == stateful["metadata"]["name"]
+    budget = found["PodDisruptionBudget"]["spec"]
+    assert budget["selector"] == stateful["spec"]["selector"]
     assert service["spec"]["publishNotReadyAddresses"], (
         "the others could not ask a pod that restores a task"
     )
