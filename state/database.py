@@ -308,8 +308,8 @@ class EngineStores:
         return self._engine.getter(layout.family_of(store))
 
     def segment_getter(self, store: str, segment: int) -> Getter | None:
-        """Return a function that reads a key in a time segment: see
-        `Database.segment_getter`.
+        """Return a function that reads a key in a time segment; None if the segment
+        does not exist.
         """
         with self._lock:
             return (

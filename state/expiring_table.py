@@ -45,10 +45,12 @@ _EVER = 1 << 63
 
 
 class ExpiringEntry(PlacedEntry):
-    """An entry of a store whose rows expire.
+    """A row of an `ExpiringTable` in its write buffer, with the time of its expiry
+    check.
 
-    `listed`: the expiry family of the database lists the row at this time or before it;
-    None: it does not.
+    `listed`: the latest time (ms, as timestamps) under which the database can list the
+    row for a check; it may be listed earlier, because an update does not move it. None:
+    the database does not list the row.
     """
 
     __slots__ = ("listed",)
@@ -57,7 +59,9 @@ class ExpiringEntry(PlacedEntry):
 
 
 class ExpiringTable(Table):
-    """The store of one task whose rows expire: an `ExpiringTableStore`. One thread."""
+    """The store of one task whose rows expire at their timestamp plus the time to live:
+    an `ExpiringTableStore`. Belongs to one thread.
+    """
 
     due_ms: int
     """The stream time at which `expired` has something to do."""
@@ -120,8 +124,9 @@ class ExpiringTable(Table):
         return gone
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries: see `Table.freeze`. New expiry listings are
-        written with the rows.
+        """Serialise the dirty entries, mark them clean, and return them for the
+        changelog; None if there are none: see `Table.freeze`. Rows that get a new time
+        for their expiry check are written with them.
         """
         changed = self.dirty()
         batch = super().freeze()

@@ -88,7 +88,9 @@ class NativeRows(Protocol):
         """Return the changed rows in the order of their first change, and forget their
         headers.
 
-        Shape: (key, value, timestamp, stored bytes, headers).
+        Shape: (key, value, timestamp, stored bytes, headers). The stored bytes are
+        those of the database, None if it does not have the row. The headers are None if
+        the row keeps none.
         """
         ...
 
@@ -109,7 +111,8 @@ class NativeRows(Protocol):
         horizon: int,
     ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
         """Serialise the changed rows and mark them clean; return their changelog
-        records, and (segment, places, rows) of each time segment.
+        records, and (segment, places, rows) of each time segment. The segment is None
+        in a store without time segments; a row is None if it was deleted.
 
         `segment_ms`: the length of a time segment. `horizon`: rows of earlier times get
         no place in a segment.
@@ -151,7 +154,8 @@ class NativeTable(Table):
         self._row_bytes = rows.row_bytes
 
     def stored(self, place: bytes) -> bytes | None:
-        """Return the database value of a row that is not in the buffer, for `rows.add`.
+        """Return the database value of a row that is not in the buffer, for `rows.add`;
+        None if the database does not have the row.
 
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
@@ -189,7 +193,7 @@ class NativeTable(Table):
 
     def freeze(self) -> ChangelogBatch | None:
         """Serialise the changed rows, mark them clean, and return them for the
-        changelog: see `Table.freeze`.
+        changelog; None if there are none: see `Table.freeze`.
         """
         stray = self.rows.stray(*self._groups)
         if stray is not None:
@@ -290,7 +294,9 @@ class NativeWindowTable(NativeTable):
         return self._visible.observed
 
     def stored(self, place: bytes) -> bytes | None:
-        """Return the database value of a window: see `NativeTable.stored`."""
+        """Return the database value of a window; None if it has expired or the database
+        does not have it: see `NativeTable.stored`.
+        """
         start = layout.window_start(place)
         visible = self._visible
         getter = visible.getter(start) if start >= visible.horizon else None

@@ -389,7 +389,7 @@ class Restore:
 
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the new value of each database key, from the records that a restored
-        group needs.
+        group needs. None: the key is deleted.
         """
         need = self._need
         stops = self._stops
@@ -441,7 +441,7 @@ class Restore:
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the new value of each database key of a window or session store,
-        without expired windows.
+        without expired windows. None: the window is deleted.
         """
         need = self._need
         stops = self._stops

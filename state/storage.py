@@ -42,12 +42,12 @@ def nobody(_: int) -> None:
 
 
 class Storage:
-    """A folder or bucket for snapshots. Thread-safe: it never changes. Another process
-    makes its own from the `url`.
+    """A folder or bucket that holds snapshots. Thread-safe: it never changes. Another
+    process makes its own from the `url`.
 
     Raises:
         SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or
-            the storage does not answer.
+        the storage does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -96,7 +96,12 @@ class Storage:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write bytes under a name."""
+        """Write bytes under a name, and replace what was there. A reader sees all new
+        bytes or the old ones.
+
+        Raises:
+            SnapshotError: the storage refused it.
+        """
         path = self._path(name)
         try:
             self._make_folder(path)

@@ -262,8 +262,9 @@ class VersionTable(TimedTable):
                 self.put(row, None, layout.time_of(self.spec.kind, row))
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries: see `Table.freeze`. What is old now may be
-        deleted from then on.
+        """Serialise the dirty entries, and return them for the changelog; None if there
+        are none: see `Table.freeze`. The versions that are old (`old_ms`) now may be
+        deleted after this call.
         """
         self._old_at_commit = self.old_ms
         return super().freeze()

@@ -80,7 +80,8 @@ _A_PLACE = re.compile(rb"([\w.-]+) (\d{1,10}) (\d{1,19})")
 
 def placed_headers(process: Bound) -> Headers | None:
     """Return the headers of the current record, with an additional last header that
-    says where the record was read.
+    says where the record was read. While no source record is processed, return the
+    headers alone, which may be None.
     """
     where = process.where()
     if where is None:

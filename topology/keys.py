@@ -67,7 +67,7 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
 
 
 def without_suffix(keys: Sequence[bytes | None], suffix: int) -> Sequence[bytes | None]:
-    """Return the keys without their last `suffix` bytes."""
+    """Return the keys without their last `suffix` bytes. A key that is None stays None."""
     return [None if key is None else key[:-suffix] for key in keys] if suffix else keys
 
 

@@ -131,7 +131,9 @@ class InMemoryRegistry:
         self._subjects: dict[str, list[Schema]] = {}
 
     def latest(self, subject: str) -> Schema | None:
-        """Return the schema that was registered last for a subject."""
+        """Return the schema that was registered last for a subject; None: there is
+        none.
+        """
         return next(reversed(self._subjects.get(subject, ())), None)
 
     def lookup(self, subject: str, schema: Schema) -> int | None:

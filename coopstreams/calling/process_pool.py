@@ -178,7 +178,9 @@ def _serve(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, even in the middle of a call."""
+    """Wait until the parent process has ended, then end this process at once, even in
+    the middle of a call. Blocks, so it has a thread of its own.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

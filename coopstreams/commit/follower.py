@@ -352,7 +352,9 @@ class Follower:
         committed: Committed | None,
         own: Sequence[Segment] = (),
     ) -> Position | None:
-        """Return the stable position: see `CommitView.stable`."""
+        """Return the stable position, None if some hash has never committed: see
+        `CommitView.stable`.
+        """
         with self._lock:
             return self._view.stable(partition, committed, own)
 
@@ -409,7 +411,7 @@ class Follower:
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """Return the plain offset, unless it names another topic id: see
+        """Return the plain offset; None if it names another topic id: see
         `CommitView.of_this_topic`.
         """
         with self._lock:

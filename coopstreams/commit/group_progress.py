@@ -157,11 +157,13 @@ def group_offsets(
     host: Host = SYSTEM,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
     """Return the group's committed offsets, including every commit that was finished
-    before this call.
+    before this call. A partition gets None if some key range of it has never committed.
+
+    `partitions` None: all partitions in which the group has committed.
 
     Raises:
         LogError: the request was refused, a transaction stayed open, or no answer came
-            in time.
+        in time.
     """
     if follower is not None:
         catch_up(follower, host=host)

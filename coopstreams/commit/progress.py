@@ -85,7 +85,9 @@ class Commits(Protocol):
         partition: TopicPartition,
         committed: Committed | None,
     ) -> Committed | None:
-        """Return the plain offset to write: see `view.CommitView.mirror`."""
+        """Return the plain offset to write, None if there is none yet: see
+        `view.CommitView.mirror`.
+        """
         ...
 
     def garbage(
@@ -354,7 +356,7 @@ class Progress:
 
     def plain_offset(self, partition: TopicPartition) -> Committed | None:
         """Return the plain offset that was found at the opening, or that this task
-        wrote last.
+        wrote last. None: the partition has none.
         """
         return self._sources[partition].durable.plain
 
@@ -363,8 +365,9 @@ class Progress:
         return self._sources[partition].durable.segments
 
     def staged_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return the progress of each part of the range in the last commit, which may
-        be in doubt.
+        """Return the progress of each part of the range in the last commit that was
+        begun, which may not have been confirmed yet. If none was begun since the
+        opening, it is the progress that was found there.
         """
         return self._sources[partition].staged.segments
 

@@ -328,7 +328,8 @@ class CooperativeConsumer:
         partitions: Iterable[Partition],
     ) -> dict[TopicPartition, OffsetAndRanges | None]:
         """Return the progress of the whole group in these partitions, with all commits
-        that were finished before this call.
+        that were finished before this call. A partition gets None if some key range of
+        it has never committed.
 
         Raises:
             LogError: retryable: an open transaction delays the answer.

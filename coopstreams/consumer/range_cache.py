@@ -1,5 +1,5 @@
-"""The cached records of one key range. A record is cached whole, or bare: its key and
-offset without its value.
+"""The cached records of one key range. A record is cached whole (with its value), or
+bare (its key and offset, without its value).
 
     put, keep -> [whole] [bare] [bare] ... -> pop
                  ask, fill: the first bare records get their values, or are dropped
@@ -9,9 +9,8 @@ Records are cached bare unless their topic sets `reserve.message.value.range.fet
 the log still has. Records that compaction has removed are skipped.
 
 Invariant: offsets ascend. `bytes` is the size of all records that cannot be handed out
-now, whole or bare.
-Turned down: asking for single records (each costs a round trip; neighbours together
-cost one).
+now, whole or bare. Turned down: asking for single records (each costs a round trip;
+neighbours together cost one).
 """
 
 from __future__ import annotations
@@ -71,7 +70,10 @@ class RangeCache:
 
     @property
     def ready(self) -> bool:
-        """Whether the next records are whole, or there are none."""
+        """Whether `pop` may be called as far as values are concerned: the first batch
+        has its values (is not bare), or the cache is empty, so no value must be read
+        again.
+        """
         return not self._batches or not self._batches[0].bare
 
     @property
@@ -104,7 +106,8 @@ class RangeCache:
         """Add records that cannot be handed out now. Return False, and change nothing,
         if they exceed `room` bytes.
 
-        `values`: whether to cache them whole.
+        `values`: whether to cache the values of the records, too, or only keys and
+        offsets.
         """
         batch = _kept(columns, next_offset, values=values)
         if batch.bytes > room:
@@ -171,11 +174,11 @@ class RangeCache:
         return columns, next_offset
 
     def ask(self, most: int) -> Sequence[int] | None:
-        """Return the offsets of up to `most` of the first records, if these are bare,
-        and note the request.
+        """Return the offsets of up to `most` of the first records, if these have no
+        values in the cache, and note the request.
 
-        None: the first records are whole, there are none, or an earlier request is
-        unanswered.
+        None: the first records have their values, there are none, or an earlier request
+        is unanswered.
         """
         if self.ready or self.asked is not None:
             return None

@@ -108,7 +108,9 @@ def paused(pid: int) -> bool:
 
 
 def memory_mb(pid: int) -> int | None:
-    """Return the resident memory of the process, if the system reports it. Units: MiB."""
+    """Return the resident memory of a process; None if the process is gone or the
+    system does not report it. Units: MiB.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

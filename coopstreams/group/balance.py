@@ -264,11 +264,11 @@ def _match(
     limits: Mapping[str, int],
     held: _Held,
 ) -> tuple[dict[Cell, str | None], int]:
-    """Return the owner of each cell, none beyond its limit, and how many hashes stay in
-    place.
+    """Return the owner of each cell, and how many hashes keep the owner that they have.
 
-    The largest overlaps are matched first, the other cells in order. Then pairs of
-    owners swap while that keeps more in place.
+    A cell gets None if every member has as many cells as its limit. The largest
+    overlaps are matched first, the other cells in order. Then pairs of owners swap
+    while that keeps more hashes in place.
     """
     overlaps = {
         (cell, member): overlap
@@ -290,7 +290,7 @@ def _owners(
     overlaps: Mapping[tuple[Cell, str], int],
 ) -> dict[Cell, str | None]:
     """Return an owner for each cell: the largest overlaps first, then the rest in
-    order.
+    order. A cell gets None if all members are at their limit.
     """
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)

@@ -492,7 +492,7 @@ class GroupCoordinator:
 
     async def _step(self, member: _Member) -> GroupError | None:
         """Do one step of the membership, then wait for more work. Return the error that
-        ends the membership for good.
+        ends the membership for good; None: go on with the next step.
         """
         if member.shut_out is not None:
             return self._refusal(member.shut_out)

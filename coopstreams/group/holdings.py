@@ -132,8 +132,8 @@ class Holdings:
         return self._asked > self._sent
 
     def answered(self, generation: int) -> Lost | None:
-        """Apply the answer to the last request to join; return what is lost if a
-        generation was missed before it.
+        """Apply the answer to the last request to join. Return what is lost if a
+        generation was missed before it; None: nothing is lost.
 
         A missed generation may have begun with a request from before the last
         assignment, and may have granted tasks to others that are held here.

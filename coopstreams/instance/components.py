@@ -258,12 +258,14 @@ class Components:
         self._closing.close()
 
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
-        """Return the timestamp extractor of a source topic in the present plan."""
+        """Return the timestamp extractor of a source topic in the present plan; None:
+        it has none.
+        """
         return self.plan.timestamp_of(topic)
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return the function that computes operator times of a source topic, in the
-        present plan.
+        present plan; None: the topic needs none.
         """
         return self.plan.operator_times_of(topic)
 

@@ -382,8 +382,11 @@ class CoopStreams:
                 instance.release()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
-        """Start the query server. It runs from before the group knows this instance
-        until after it has left the group.
+        """Start the query server and return it; None: `http.listen` is not set, so no
+        server was started.
+
+        The server runs from before the group knows this instance until after it has
+        left the group.
         """
         config = self.config
         if not config["http.listen"]:

@@ -299,8 +299,8 @@ class Instance:
         )
 
     def _turn(self) -> Failed | None:
-        """Handle the events, then fetch once, unless an error is held; return an error
-        that is not held back.
+        """Handle the events, then fetch once, unless an error is held. Return an error
+        that ends the instance; None: go on.
         """
         failure = self._handle_events()
         if failure is not None:
@@ -311,8 +311,9 @@ class Instance:
         return self._fetch()
 
     def _handle_events(self) -> Failed | None:
-        """Handle the events that have come, or wait for one if nothing can be fetched;
-        return an error that is not held back.
+        """Handle the events that have come, or wait for one if nothing can be fetched.
+        Return an error that ends the instance; None: all are handled, and errors that
+        may be void are held.
         """
         wait_s = 0.0
         if self._doubts.held:
@@ -346,8 +347,8 @@ class Instance:
             self._do(self.registry.reopen(moving))
 
     def _fetch(self) -> Failed | None:
-        """Fetch once, and hand the records to the stream threads; return an error that
-        is not held back.
+        """Fetch once, and hand the records to the stream threads. Return an error that
+        ends the instance; None: go on.
         """
         try:
             if self._dispatcher:
@@ -385,7 +386,7 @@ class Instance:
 
     def _settle_doubts(self) -> Failed | None:
         """Return the first held error that counts, because the group has confirmed this
-        member, or the cause of that error.
+        member, or the cause of that error. None: no held error counts yet.
 
         Void errors are dropped; the stream threads that died of them are replaced.
         """
@@ -401,7 +402,9 @@ class Instance:
         return None if counts is None else self._topic_changes.explained(counts)
 
     def _failed_at_last(self) -> Failed | None:
-        """Return the error of a stream thread that failed while the instance closed."""
+        """Return the error of a stream thread that failed while the instance closed;
+        None if none failed.
+        """
         if doubtful := next(
             (
                 held.failure
@@ -419,7 +422,9 @@ class Instance:
         return None
 
     def _handle(self, event: Event) -> Failed | None:
-        """Handle one event; return the error that it reports."""
+        """Handle one event. Return the error that it reports, or that handling it
+        raised; None: it was handled.
+        """
         match event:
             case Failed(thread=thread):
                 if thread is not None:
@@ -448,8 +453,8 @@ class Instance:
         return None
 
     def _take_assignment(self, event: Assigned) -> Failed | None:
-        """Open and close tasks as an assignment says; return the error with which
-        another process stops all instances.
+        """Open and close tasks as an assignment says. Return the error with which
+        another process stops all instances; None: there is none.
         """
         self._say_why(event.waits)
         self._assigned = event
@@ -484,8 +489,8 @@ class Instance:
         self,
         event: Opened | Closed | Aborted | Cancelled,
     ) -> Failed | None:
-        """Apply an event about tasks. Events of an earlier opening of a task are
-        ignored.
+        """Apply an event about tasks; return the error of a task that could not begin,
+        else None. Events of an earlier opening of a task are ignored.
         """
         match event:
             case Opened(incarnation):

@@ -102,7 +102,12 @@ def _store(
 
 
 def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
-    """Return the serde of the stored keys of a window or session store."""
+    """Return the serde of the keys under which a window or session store has its rows:
+    the record key with the window's time.
+
+    None: a key-value store, whose rows have the record keys, for which `StoreSpec.key`
+    is the serde.
+    """
     if spec.kind == "key_value":
         return None
     return (

@@ -99,7 +99,9 @@ class QueryClient(_Client):
         return self._do(self._requests.get(store, key))
 
     def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
-        """Return the values of several keys, in their order."""
+        """Return the values of several keys, in their order; None for a key without a
+        row.
+        """
         return self._do(self._requests.get_many(store, keys))
 
     def windows(
@@ -257,7 +259,9 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.get(store, key))
 
     async def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
-        """Return the values of several keys, in their order."""
+        """Return the values of several keys, in their order; None for a key without a
+        row.
+        """
         return await self._do(self._requests.get_many(store, keys))
 
     async def windows(

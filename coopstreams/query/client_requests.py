@@ -97,7 +97,9 @@ class WindowFound:
 
     @property
     def window(self) -> tuple[int, int | None]:
-        """The start and the end, in the form of `EntryFound.window`."""
+        """The start and the end (ms), in the form of `EntryFound.window`. The end is
+        None if the window never ends.
+        """
         return self.start, self.end
 
 
@@ -182,7 +184,9 @@ class Requests:
         return _found(answer)
 
     def get_many(self, store: str, keys: Sequence[Any]) -> Steps[list[Found | None]]:
-        """Return the values of several keys, in their order."""
+        """Return the values of several keys, in their order; None for a key without a
+        row.
+        """
         found: list[Found | None] = []
         left = list(key_batches((yield from self._texts(store, keys))))[::-1]
         while left:

@@ -125,7 +125,9 @@ def show_bytes(data: bytes) -> str:
 
 
 def show_headers(headers: Headers) -> list[dict[str, str | None]]:
-    """Return headers for JSON; a header's value is text, or base64 if it is not UTF-8."""
+    """Return headers for JSON. A header's value is text, base64 if it is not UTF-8, or
+    None if it is null.
+    """
     return [
         {"name": name, "value": None if value is None else _as_text(value)}
         for name, value in headers

@@ -135,7 +135,7 @@ class Parameters:
                 self._values[name] = value
 
     def text(self, name: str) -> str | None:
-        """Return a parameter as it was sent."""
+        """Return a parameter as it was sent; None if the request does not have it."""
         return self._values.get(name)
 
     def flag(self, name: str) -> bool:

@@ -209,9 +209,9 @@ class SharedWork:
         """Run records of one partition through the program, and pass their results to
         the writer.
 
-        Return the records that succeeded, the records to retry later, and the first
-        error that ends the thread. Records that failed with an error that ends the
-        thread are in neither list.
+        Return the records that succeeded, the records to retry later (each with its
+        error), and the first error that ends the thread, None if there is none. Records
+        that failed with an error that ends the thread are in neither list.
 
         Raises:
             LogError: the writer does not take a result, or the schema registry cannot

@@ -115,11 +115,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The result of a task.
+    """What one task of a Spark run has done.
 
-    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason",
-    `seeded`, `slices` and `differences` by store. `stream_times` and `operator_times`
-    by source topic.
+    `task`: its number within the run. `name`: its task id as text. `read`: the number
+    of records read, by source topic. `written`: the number of records written, by
+    topic. `dropped`: the number of records left out, by "node: reason". `stream_times`,
+    `operator_times`: where stream time (ms) and operator times stand after the last
+    record, by source topic.
+
+    By store: `seeded` is the number of rows that were written to its changelog.
+    `slices` are its files in the snapshot. `differences` counts the rows that a rebuild
+    from the source found equal or repaired in its changelog; empty unless the run is
+    such a rebuild.
     """
 
     task: int

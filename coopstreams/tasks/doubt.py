@@ -63,8 +63,8 @@ class Doubts:
         return held
 
     def settle(self, confirmed: Confirmed) -> tuple[Failed | None, list[Failed]]:
-        """Return the first error that now counts, and all errors that are void; keep
-        holding the others.
+        """Return the first error that now counts (None: none does), and all errors that
+        are void; keep holding the others.
         """
         counts: Failed | None = None
         void = list[Failed]()

@@ -291,8 +291,8 @@ class Turns:
         )
 
     def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
-        """Queue the calls of a record behind those of earlier records of its key;
-        return the call to begin now, if any.
+        """Queue the calls of a record behind those of earlier records of its key.
+        Return the call to begin now; None: earlier records have to be processed first.
         """
         key = calls[0].key
         assert key is not None, "records without a key need no such call"
@@ -304,7 +304,9 @@ class Turns:
         return None
 
     def ended(self, call: NodeCall) -> NodeCall | None:
-        """Note that a call has ended; return the next call of the same record, if any."""
+        """Note that a call has ended; return the next call of the same record, None if
+        it was the last.
+        """
         assert call.key is not None
         turns = self._of_keys[call.key]
         turn = turns[0]
@@ -319,7 +321,7 @@ class Turns:
 
     def passed(self, key: bytes) -> NodeCall | None:
         """Note that a key's first queued record was processed; return the first call of
-        the next one, if any.
+        the next record, None if no record of the key is queued.
         """
         turns = self._of_keys[key]
         turns.popleft()

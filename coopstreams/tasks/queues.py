@@ -294,7 +294,7 @@ class SourceQueues:
 
     def _next(self, most: int, now: float) -> Step | None:
         """Return a step of the source with the earliest head time, up to the head time
-        of the next source.
+        of the next source. None: no source has records to process now.
         """
         self.waits_until = None
         first: int | None = None

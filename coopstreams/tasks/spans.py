@@ -280,5 +280,7 @@ def _is_sampled(headers: Headers) -> bool:
 
 
 def _value(headers: Headers | None, name: str) -> bytes | None:
-    """Return the value of the last header with this name, as Kafka's clients do."""
+    """Return the value of the last header with this name, as Kafka's clients do; None:
+    no header has it, or its value is null.
+    """
     return next((value for own, value in reversed(headers or ()) if own == name), None)

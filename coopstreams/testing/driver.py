@@ -498,8 +498,9 @@ class TopologyTestDriver:
             self._work()
 
     def _single(self) -> tuple[DirectSource, Forwarded] | None:
-        """Return the only record that a task has written, if it may go directly to its
-        tasks.
+        """Return the only record that a task has written, with the source by which its
+        reader takes it directly. None: there are several records, or this record has to
+        go through its topic.
         """
         if len(self._order) != 1:
             return None

@@ -24,7 +24,7 @@ def with_births(
     timestamps: Sequence[int],
 ) -> Sequence[Headers | None] | None:
     """Return a column of headers, with a birth header for each record whose birth is
-    not its timestamp.
+    not its timestamp. None: no record has a header.
 
     `births`: empty if the topic is not timed.
     """

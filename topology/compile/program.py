@@ -727,7 +727,9 @@ class BoundProgram:
         return self._giving_their_headers(at_hand) if self._headed else at_hand
 
     def _flushed(self) -> tuple[bytes | None, int]:
-        """Return key and timestamp of the entry that is being flushed."""
+        """Return key and timestamp of the table entry that is being flushed; None and
+        -1 if no entries are being flushed.
+        """
         if not self._entries:
             return None, -1
         key, entry = self._entries[self._index(len(self._entries))]

@@ -52,7 +52,9 @@ FOLLOWS_TABLES = "its rows follow those of other tables. Give the ttl to these: 
 
 
 def name_of(store: StoreOption) -> str | None:
-    """Return the name that was given for a store."""
+    """Return the name that the user gave to a store; None: it has no name, or no store
+    was asked for.
+    """
     return store.name if isinstance(store, Materialized) else store
 
 

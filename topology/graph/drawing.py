@@ -212,10 +212,13 @@ def _edges_between(
     block_of: Mapping[str, str],
     contents: Mapping[str, _Content],
 ) -> dict[Edge, Edge]:
-    """Return the edges between frames, and boxes outside of frames, each with the edge
-    between boxes that it stands for.
+    """Return the edges of the outer drawing, in which each frame (sub-topology) is a
+    single box. Each is mapped to the edge between two boxes whose arrow it places.
 
-    An edge within a frame is left out; one from a topic to itself is not.
+    `block_of`: the frame of each box within a frame. `contents`: all boxes by name.
+    Several edges between the same two frames become one, which stands for the last of
+    them. An edge within a frame is left out. A topic outside of the frames may have an
+    edge to itself.
     """
     found: dict[Edge, Edge] = {}
     for start, end in edges:

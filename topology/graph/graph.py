@@ -279,7 +279,9 @@ def reads(source: Source, topic: str) -> bool:
 
 
 def _read_by_both(one: Source, other: Source) -> str | None:
-    """Return a topic, or the pattern, that two sources have in common."""
+    """Return a topic, or the pattern, that two sources have in common; None: they share
+    no topic.
+    """
     if one.pattern is not None and one.pattern == other.pattern:
         return one.pattern.pattern
     common = [topic for topic in one.topics if reads(other, topic)] or [

@@ -263,7 +263,9 @@ def with_number(
     number: float | None,
     row: MeanRow | None,
 ) -> MeanRow | None:
-    """Return the row of a mean with one more number."""
+    """Return the row of a mean with one more number: the sum and the count. None: there
+    has been no number yet, and this one is None, too.
+    """
     if number is None:
         return row
     return (0.0 + number, 1) if row is None else (row[0] + number, row[1] + 1)

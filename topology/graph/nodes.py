@@ -409,7 +409,9 @@ class SubTopology:
 
     @property
     def applies_to(self) -> ApplyTo | None:
-        """The node that applies its records to an external sink, if it has one."""
+        """The node that applies its records to an external sink; None: the sub-topology
+        has no such node.
+        """
         return next((node for node in self.nodes if isinstance(node, ApplyTo)), None)
 
     @property

@@ -74,8 +74,10 @@ def _truth(
     part: Part,
     levels: int,
 ) -> str | None:
-    """Return code whose result is True or False. CPython removes the `not not` where
-    the code is a test.
+    """Return code whose result is True or False. None: the condition is nested more
+    than `levels` deep, or of an unknown class.
+
+    CPython removes the `not not` where the code is a test.
     """
     if not levels:
         return None

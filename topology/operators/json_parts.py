@@ -54,7 +54,7 @@ class Parts(Protocol):
         unread: object,
     ) -> list[tuple[list[Any], type | None]]:
         """Return the column of each part, and its class (int or float) if all its items
-        are of that class.
+        are of that class, else None.
 
         A record is `unread` in all columns if the value is not a JSON object, or if a
         part is missing or not a scalar.

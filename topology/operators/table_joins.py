@@ -89,7 +89,7 @@ def _write_results(
     last: str | None,
 ) -> tuple[str, str | None]:
     """Generate the new result of a join, and the old result if a node below needs it;
-    return their variables.
+    return their variables. The second is None if no node needs the old result.
 
     `before`: the other row as of the last flush, if the record cache holds back
     updates. `last`: the variable of a self-join's last result.

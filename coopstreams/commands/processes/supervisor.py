@@ -156,7 +156,7 @@ class Supervisor:
 
     def _look_after(self, worker: _Worker) -> Over | None:
         """Start a worker that is due, or note the end of one. Return the decision to
-        end the run, if it is made.
+        end the run; None: the run goes on.
         """
         if worker.process is None:
             return self._start(worker) if time.monotonic() >= worker.start_at else None

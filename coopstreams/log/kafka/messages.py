@@ -248,7 +248,7 @@ class MessageBuffer:
 
     def _numbers(self) -> dict[int | None, _Messages]:
         """Return the partitions by number; a number that several topics have is left
-        out.
+        out. No key is None; the type allows what `Message.partition()` may return.
         """
         if self._by_number is None:
             counts = Counter(partition.partition for partition in self._readings)
@@ -299,7 +299,8 @@ def columns_of(messages: list[Message], at: int) -> Columns:
 
 
 def headers_of(message: Message) -> Headers | None:
-    """Return the headers of a message; a name that is not UTF-8 becomes U+FFFD.
+    """Return the headers of a message, None if it has none; a name that is not UTF-8
+    becomes U+FFFD.
 
     confluent-kafka raises a SystemError for such a name, once. Then it returns the
     headers, with pairs whose first item is missing: a null pointer, which must not be

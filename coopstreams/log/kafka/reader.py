@@ -456,8 +456,8 @@ class KafkaReader:
         return runs
 
     def _end(self, reading: _Reading, part: Part) -> int | None:
-        """Return the end of the partition if it comes after the records; handle all
-        other events.
+        """Return the end offset of the partition if its report comes after all records
+        of this fetch; else None. Handle all other events.
 
         librdkafka may report late that a position is out of range from which it no
         longer reads. The report names the position. Then the partition is only assigned

@@ -81,7 +81,9 @@ class KeyAnswers:
         return answers
 
     def overdue(self, requests: Sequence[KeyRequest]) -> list[bytes | None]:
-        """Return the answers to requests that have waited longer than allowed."""
+        """Return the answers to requests that have waited longer than allowed. None:
+        `QueryApp` has to answer the request.
+        """
         late = self._gate.error(TimeoutError(), "")
         return [
             self._answer(target, late, waited_s) for target, _, waited_s in requests

@@ -139,7 +139,12 @@ def with_tokens(
 
 
 def _plain(names: Sequence[str]) -> dict[str, Part]:
-    """Return the fields of plain JSON, any of which may be missing."""
+    """Return the fields of JSON without a declared type, as the `Part`s by which SQL
+    finds a field in a JSON object.
+
+    Any field may be missing. The kind "str" has no effect: without a declared type, a
+    field may have any scalar.
+    """
     return {
         name: Part(name, "str", optional=False, required=False, default=None)
         for name in names

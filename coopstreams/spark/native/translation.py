@@ -79,10 +79,12 @@ _KINDS: Final[tuple[tuple[inspect.Type, Plain], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field of a plain type.
+    """A field of typed JSON whose type is `str`, `int`, `float` or `bool`, or one of
+    these and None.
 
-    Shape: `key`: its name in JSON; `default`: the JSON of its value if it is missing,
-    None if that value is not plain.
+    `key`: its name in JSON. `kind`: its type. `optional`: it may be null. `required`: a
+    record without it is invalid. `default`: the JSON text of its value in a record
+    without it; None: the default is not of type `kind`.
     """
 
     key: str
