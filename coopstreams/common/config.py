@@ -444,7 +444,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "repartition.purge.interval.ms": (
         integer(1000),
         30_000,
-        "Time between deletions of repartition records that are done.",
+        "Time between deletions of repartition records that are done, and of expired windows from changelogs.",
     ),
     "connect.timeout.ms": (
         integer(1000),

@@ -26,7 +26,6 @@ from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.presence import Presence
 from coopstreams.instance.purge import (
-    WINDOWS_EVERY_S,
     Membership,
     Purge,
     WindowPurge,
@@ -495,7 +494,7 @@ class Components:
             (0, partial(self._look_at_policy, emit)),
             (0, lags.look),
             (purge_s, purge.purge),
-            (WINDOWS_EVERY_S, windows.purge),
+            (purge_s, windows.purge),
             (COMPARE_EVERY_S, topics.compare),
         )
         return Watcher(looks, stall_detector, emit, self.host)

@@ -37,8 +37,6 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-WINDOWS_EVERY_S = 5.0
-"""How often to check which windows have expired."""
 STEPS = 10
 """The number of purges of a changelog while as much stream time passes as the changelog
 keeps. So it keeps a tenth more than needed, and the brokers get few requests.

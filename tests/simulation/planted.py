@@ -516,14 +516,7 @@ def _purged_whatever_it_is() -> AbstractContextManager[Any]:
 
 def _open_windows_purged() -> AbstractContextManager[Any]:
     """Windows are deleted from their changelogs as soon as they begin."""
-    return _both(
-        patch.object(components, "WINDOWS_EVERY_S", 1.0),
-        patch.object(
-            layout,
-            "horizon_at",
-            lambda _, stream_time: stream_time,
-        ),
-    )
+    return patch.object(layout, "horizon_at", lambda _, stream_time: stream_time)
 
 
 def _restless() -> AbstractContextManager[Any]:
@@ -718,7 +711,7 @@ PLANTED: dict[str, Planted] = {
         _purged_whatever_it_is, 28, "a count behind a repartition", oracle="errors"
     ),
     "open windows are purged": Planted(
-        _open_windows_purged, 0, "windows behind a repartition", oracle="answers"
+        _open_windows_purged, 4, "windows", oracle="answers"
     ),
     "rows of before": Planted(
         _rows_of_before, 0, "calls that keep state", oracle="results"

@@ -131,6 +131,15 @@ class Program:
         """Whether it has a repartition topic."""
         return len(self.answering().subtopologies) > 1
 
+    @cached_property
+    def purges(self) -> bool:
+        """Whether instances delete records of its internal topics."""
+        return self.repartitions or any(
+            store.retention_ms is not None
+            for part in self.answering().subtopologies
+            for store in part.stores
+        )
+
 
 _UNCACHED = {CACHE: 0}
 _ASKING = {"processing.exception.handler": "continue"}

@@ -102,8 +102,8 @@ SETTINGS = (
     ),
     Setting(
         "repartition.purge.interval.ms",
-        lambda program: (1_000, 30_000) if program.repartitions else (),
-        "whether a process that was suspended finds the records at its position",
+        lambda program: (1_000, 30_000) if program.purges else (),
+        "whether a process that was suspended finds the records at its position, and which windows changelogs have",
     ),
     Setting(
         RESET,
