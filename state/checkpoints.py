@@ -45,8 +45,8 @@ class Checkpoint:
     """The changelog position of the state of a store's key groups first..last
     (inclusive).
 
-    Shape: `offset` is the next offset to replay. `observed` is the start of the newest
-    window that the groups have observed: older windows expire by it.
+    Shape: `offset` is the next offset to replay. `observed` is the start (ms) of the
+    newest window that the groups have observed: older windows expire by it.
     """
 
     first: int

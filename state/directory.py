@@ -65,6 +65,8 @@ _DOOMED = ".deleted"
 
 @dataclass(slots=True)
 class _Open:
+    """An open database, and the number of tasks that use it."""
+
     database: Database
     users: int = 0
 

@@ -33,8 +33,8 @@ Bounds: TypeAlias = tuple[bytes, bytes | None]
 
 @dataclass(slots=True)
 class Change:
-    """A change of one family: first the ranges are deleted, then the keys get these
-    values (None deletes a key).
+    """A change of one family: first the ranges in `vanishing` are deleted, then the
+    keys get these values (None deletes a key).
 
     Shape: keys ascend, because RocksDB writes sorted keys several times faster. Ranges
     are half-open; an end of None is open.

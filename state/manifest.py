@@ -50,8 +50,9 @@ class DamagedManifestError(SnapshotError):
 class File:
     """A sorted file: database keys and values of one family, in the format of `layout`.
 
-    Shape: `name` is relative to the application's folder; `first_key` and `last_key`
-    are hexadecimal, both inclusive.
+    Shape: `name` is relative to the application's folder; `bytes` is its size,
+    `entries` the number of its keys; `first_key` and `last_key` are hexadecimal, both
+    inclusive.
     """
 
     family: str
@@ -102,8 +103,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StoreSlices:
-    """The slices of one store. `topic_id` identifies the changelog to which the offsets
-    belong.
+    """The slices of one store. `changelog`: its changelog topic. `topic_id` identifies
+    the changelog to which the offsets belong. `partitions`: how many it has. `shape`:
+    the format of the rows in words; see `shape_of`.
     """
 
     changelog: str

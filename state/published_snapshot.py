@@ -49,7 +49,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """The topic from which a store is restored, as it is now."""
+    """The topic from which a store is restored, as it is now. `topic_id`: the id that
+    Kafka gave it. `partitions`: how many it has.
+    """
 
     topic: str
     topic_id: str

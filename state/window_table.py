@@ -58,7 +58,7 @@ thousands.
 @dataclass(slots=True)
 class _Times:
     """The times of a plain key's windows, ascending: the bytes at the end of their
-    store keys.
+    store keys. A plain key is the record's key, without the window.
 
     Invariant: it has the visible windows that changed since the last commit, and all
     visible windows of the database from the time `read` on.

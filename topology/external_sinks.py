@@ -34,7 +34,7 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
     """A record to apply to a sink. `offset`: its offset in the topic that the sink
-    reads.
+    reads. Units: `timestamp` in ms.
     """
 
     offset: int
@@ -56,8 +56,9 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkPartition:
-    """A partition of the topic that a sink reads. `topic_id`: Kafka's id of the topic,
-    which changes if the topic is recreated.
+    """A partition of the topic that a sink reads. `sink`: the name of the sink.
+    `number`: the partition's. `topic_id`: Kafka's id of the topic, which changes if the
+    topic is recreated.
     """
 
     application: str

@@ -293,7 +293,8 @@ class CallContext(Generic[K2, V2]):
 @dataclass(frozen=True, slots=True)
 class Visit:
     """A record for a call of a function of `process_async`, with its operator and where
-    it was read.
+    it was read. `node`: the operator. `below`: the names of the nodes to which it may
+    forward.
     """
 
     node: str

@@ -46,7 +46,9 @@ class OwnedRange:
 class PartitionReport:
     """The progress of a group in a partition.
 
-    Units: `lag` in records, from the stable offset to the end of the log.
+    `committed` None: some key range has never committed. `end`: the offset after the
+    last record that can be read. Units: `lag` in records, from the stable offset to the
+    end of the log.
     """
 
     partition: TopicPartition

@@ -26,8 +26,9 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Operations on one kind of resource. `name` is a name, or a placeholder that
-    stands for names of the application.
+    """One row of the table of needed ACLs: operations on one kind of resource. `name`
+    is a name, or a placeholder that stands for names of the application; with
+    `prefixed`, it is the beginning of the names.
 
     `transactions`: needed under exactly-once only. `shared`: needed only if a share
     group reads a source.

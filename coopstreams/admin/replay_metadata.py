@@ -48,7 +48,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A filter of replays, and the first offset to which it applied."""
+    """One filter in the history of a dead-letter topic's replays: the filter, and the
+    first offset to which it applied.
+    """
 
     wanted: Wanted
     begin: int

@@ -28,6 +28,7 @@ class BackOff:
     """The back-off after the second death in a row; each further death doubles it."""
     most_s: float = MOST_S
     forgotten_after_s: float = FORGOTTEN_AFTER_S
+    """How long after a death the next one counts as the first of a new row."""
     in_a_row: int = 0
     """The deaths in a row: each within `forgotten_after_s` after the one before."""
     _died_at: float = -math.inf

@@ -32,7 +32,9 @@ _CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """An installed Java that is new enough."""
+    """An installed Java that is new enough. `version`: its major version. `origin`:
+    where it was found, such as `JAVA_HOME`.
+    """
 
     executable: Path
     version: int

@@ -39,6 +39,8 @@ milliseconds.
 
 @dataclass(slots=True)
 class _Partition:
+    """A partition of which this consumer reads key ranges."""
+
     shares: list[Share] = field(default_factory=list)
     """The key ranges of the partition, in the order of the reader's slots."""
     at: int | None = None

@@ -71,6 +71,8 @@ key groups (…, start, end, 0).
 
 
 class _Info(msgspec.Struct, omit_defaults=True):
+    """A `MemberInfo` in the form in which members send it as JSON."""
+
     process: str
     host: str = ""
     endpoint: str | None = None
@@ -88,6 +90,8 @@ class _Subscription(_Info, omit_defaults=True, kw_only=True):
 
 
 class _Assignment(msgspec.Struct, omit_defaults=True):
+    """The leader's `Assignment` for one member, in the form in which it is sent."""
+
     process: str
     tasks: tuple[_Task, ...] = ()
     target: tuple[_Task, ...] = ()
@@ -102,6 +106,10 @@ class _Member(_Info, omit_defaults=True, kw_only=True):
 
 
 class _Cluster(msgspec.Struct, omit_defaults=True):
+    """A `Cluster` in the form in which the leader sends it: `partitions` by
+    sub-topology.
+    """
+
     members: tuple[_Member, ...] = ()
     partitions: dict[int, int] = {}
 

@@ -46,9 +46,10 @@ Patch releases report the same versions.
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The coordinator's description of a transactional id.
+    """The coordinator's description of the current transaction of a transactional id.
 
-    Shape: `state` is Kafka's word; `partitions` are those of the current transaction.
+    Shape: `state` is Kafka's word. `producer` and `epoch` are the producer id and its
+    epoch. `partitions` are those in which the transaction has written.
     """
 
     state: str
@@ -59,7 +60,10 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An open transaction in a partition: its producer, and the offset where it begins."""
+    """An open transaction in a partition: the id and the epoch of its producer, and the
+    offset where it begins. `coordinator_epoch`: the epoch of the transaction
+    coordinator, as the partition's leader knows it.
+    """
 
     producer: int
     epoch: int
@@ -69,7 +73,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The marker that ends a producer's transaction in a partition."""
+    """The marker that ends a producer's transaction in a partition. `commit`: whether
+    it is COMMIT; otherwise it is ABORT. The numbers are those of the `Open`
+    transaction.
+    """
 
     producer: int
     epoch: int

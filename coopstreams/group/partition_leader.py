@@ -22,8 +22,10 @@ It requires the most answers.
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A partition as one broker knows it. `epoch` -1: this broker reports no leader
-    epoch. `offline`: the replicas that are offline.
+    """A partition as one broker knows it.
+
+    `leader` and the replicas are broker ids; `offline` and `in_sync` are the replicas
+    in that state. `epoch`: the leader epoch; -1: this broker reports none.
     """
 
     leader: int

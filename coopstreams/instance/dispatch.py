@@ -62,6 +62,10 @@ RECORD_BYTES = 200
 
 @dataclass(slots=True)
 class _Route:
+    """The way of a partition's records to one task: the task, and the stream thread
+    that runs it.
+    """
+
     task: Task
     thread: StreamThread
     next: Position
@@ -72,6 +76,10 @@ class _Route:
 
 @dataclass(slots=True)
 class _Partition:
+    """A source partition that the dispatcher reads, with its routes and what it knows
+    of the partition's times.
+    """
+
     routes: list[_Route] = field(default_factory=list)
     """The routes to the partition's tasks, in the order of their key ranges, as the
     reader's slots.
@@ -79,6 +87,7 @@ class _Partition:
     at: Position | None = None
     """The reader's position; None: the partition is not being read."""
     at_end: bool = False
+    """Whether the reader had reached the end of the partition with its last batch."""
     held: bool = False
     """Whether the reader holds the partition, because it is full or held back."""
     full: bool = False

@@ -51,8 +51,12 @@ most `max.time.skew.ms`.
 
 @dataclass
 class Question:
-    """The times that silent tasks would promise, and the ends of their sources, fetched
-    after those times were known.
+    """One round of asking where the sources of silent tasks end.
+
+    `times`: by task and timed topic, the times that the task would promise to the
+    topic's readers. `sources`: the sources of each of these tasks, whose ends are
+    fetched after the times were known. `answered`: whether the brokers were asked, with
+    or without success.
     """
 
     times: Mapping[TaskId, Mapping[str, int]]

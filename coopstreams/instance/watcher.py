@@ -55,6 +55,7 @@ class Watched:
     standing: Callable[[], Standing]
     """Returns what the control thread has published last."""
     paused: Callable[[], bool]
+    """Returns whether the instance is paused."""
     all_read: Callable[[TopicPartition, int], bool]
     """See `Dispatcher.all_read`."""
     may_not_read: Callable[[TopicPartition, int], bool]

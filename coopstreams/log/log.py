@@ -52,7 +52,8 @@ A broker learns late of a new topic, and of all topics when it has just started.
 
 @dataclass(slots=True)
 class RecordBatch:
-    """The records of one fetch for one (partition, slot).
+    """The records of one fetch for one part of a partition. `slot`: the index of that
+    part, a key range, in the `Reader.route` of the partition.
 
     Shape: `next_offset` is the first offset that the reader has not read: it is past
     dropped, compacted and control records. `columns` is empty if all records were
@@ -234,6 +235,9 @@ class Reader(Protocol):
 class GroupFence:
     """The identity under which offsets are committed, for the group coordinator to
     check: a member in a generation.
+
+    `member`: its member id. `instance`: its `group.instance.id`; None: it is not a
+    static member.
     """
 
     group: str
@@ -363,7 +367,7 @@ whose clock is wrong could commit nothing.
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic to create. `config` in Kafka's names (`cleanup.policy`, `retention.ms`,
-    ...).
+    ...). `replication`: the number of replicas; -1: the brokers' default.
     """
 
     name: str

@@ -210,7 +210,9 @@ class OpenView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """The reason, in words, why this instance cannot read a key range now."""
+    """The reason, in words, why this instance cannot read a key range now.
+    `retry_after_ms`: when a client should ask again.
+    """
 
     message: str
     retry_after_ms: int = 200

@@ -30,7 +30,8 @@ class Files:
     authorities that check the other side's certificate.
 
     Shape: `certificate` None: no certificate; `key` None: it is in the certificate's
-    file; `authorities` None: those of the system.
+    file; `password`: that of the key, None: the key is not encrypted; `authorities`
+    None: those of the system.
     """
 
     certificate: str | None

@@ -65,8 +65,9 @@ class Post(str):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The value of a key, and its owner. `lag`: the records by which the owner was
-    behind, None if unknown.
+    """The value of a key, and its owner. `timestamp`: that of the row, in ms. `owner`:
+    the id of the instance that answered. `epoch`: the epoch of its task. `lag`: the
+    records by which the owner was behind, None if unknown.
 
     Partition, key range and epoch are None for a global table: every instance has all
     of it.

@@ -189,8 +189,9 @@ class Parameters:
 class KeyQuery(NamedTuple):
     """A query for one key or for the values of several keys, which are still texts.
 
-    Shape: `many`: the request may have several keys, though it may name one; `times`
-    and `limit` apply to windows, sessions and versions only.
+    Shape: `asked`: whether the request may be forwarded to another instance. `many`:
+    the answer is a list, even if the request names one key; `times` (first and last,
+    ms) and `limit` apply to windows, sessions and versions only.
     """
 
     what: What

@@ -300,14 +300,24 @@ def check_hop(
 
 
 class _Entries(msgspec.Struct):
+    """The answer of another instance to a query for several keys; its entries are
+    passed on as they are.
+    """
+
     entries: list[msgspec.Raw]
 
 
 class _Instances(msgspec.Struct):
+    """The answer of another instance to a request for its status; the entries are
+    passed on as they are.
+    """
+
     instances: list[msgspec.Raw]
 
 
 class _Instance(msgspec.Struct):
+    """The one field that is read of an entry of `_Instances`."""
+
     id: str
 
 
@@ -321,6 +331,8 @@ class SeenStore(msgspec.Struct):
 
 
 class _Stores(msgspec.Struct):
+    """The answer of another instance to `/v1/stores`."""
+
     stores: list[SeenStore]
 
 

@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 class Cover(msgspec.Struct, array_like=True, frozen=True):
     """A key range that an instance read for a range query. `start` and `end` are
-    hashes, both inclusive.
+    hashes, both inclusive. `lag`: the records by which the owner was behind; None:
+    unknown.
     """
 
     partition: int

@@ -47,8 +47,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True)
 class Differences:
-    """The differences between a store's changelog and its source: the number of equal
-    rows, and of each repair.
+    """The result of a store's repair: how many rows of its changelog equalled those
+    that follow from the source, and how many were added, changed or deleted. A trial
+    run counts the same without writing.
     """
 
     equal: int = 0
@@ -121,7 +122,9 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The repair of a stage's tasks; `stores` are the ones to repair."""
+    """The repair of changelogs by the tasks of one stage (a sub-topology). `stores` are
+    those whose changelogs to repair.
+    """
 
     rebuild: Rebuild
     stores: tuple[str, ...]

@@ -73,8 +73,10 @@ partition.
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The folding of a stage in SQL. The groups of its tasks become files in `folder`,
-    so that history is read once for each store.
+    """The folding of a stage (a sub-topology of a run) in SQL. The groups of its tasks
+    become files in `folder`, so that history is read once for each store.
+
+    `numbered`: whether the offsets of the records are those of the topic.
     """
 
     stage: Stage

@@ -81,7 +81,12 @@ def rebuild(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of all tasks, as sent to the workers."""
+    """The work of all tasks of a rebuild, as sent to the workers.
+
+    `url`: the storage of the snapshots. `run`: the name of the new snapshot. `afresh`:
+    whether to read changelogs from their beginning, instead of starting from the
+    published snapshot.
+    """
 
     topology: Topology
     config: Config

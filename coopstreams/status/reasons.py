@@ -270,21 +270,30 @@ class Seen:
     doubts: tuple[str, ...] = ()
     """Errors that are not reported before the group has confirmed this member."""
     twins: tuple[str, ...] = ()
+    """The other processes that run with this process's id, in words."""
     version: str = ""
     """Why the group gives the instance no tasks, because of its version; empty: it
     does.
     """
     resting: tuple[str, ...] = ()
+    """The stream threads that have died and whose successors wait to start, in words.
+    """
     unreadable: str = ""
     """The record of the group's progress that cannot be read, in words; empty: there is
     none.
     """
     misplaced: tuple[str, ...] = ()
+    """The topics with records outside the partitions that murmur2 gives their keys, in
+    words.
+    """
     times: Mapping[TaskId, TimeStatus] = field(default_factory=dict)
     """The time status of the tasks that have a clock, or are held back."""
     lost: tuple[str, ...] = ()
     """The operators that drop many records, in words."""
     not_shared: tuple[str, ...] = ()
+    """The settings that keep partitions from being divided although threads are left,
+    in words.
+    """
 
     @property
     def paused_calls(self) -> dict[TaskId, str]:

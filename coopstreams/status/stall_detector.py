@@ -121,7 +121,10 @@ class QuietSources:
 
 @dataclass(slots=True)
 class LagSample:
-    """The figures of a task at one look of the watcher. Units of times: seconds."""
+    """The figures of a task at one look of the watcher. `committed` and `ends`: the
+    lowest committed position and the end of each source. `processed`: the records since
+    the task was opened. Units of times: seconds; `at` is the time of the look.
+    """
 
     committed: dict[TopicPartition, int]
     ends: dict[TopicPartition, int]

@@ -33,7 +33,9 @@ moment, in an epoch. Arguments: the moment and the epoch.
 
 @dataclass(frozen=True, slots=True)
 class DoubtedFailure:
-    """An error that a lost membership may explain."""
+    """An error that a lost membership may explain. `epoch`: that of the membership
+    under which it happened. `since`: when it came (`Host.now`).
+    """
 
     failure: Failed
     epoch: int

@@ -96,9 +96,10 @@ _ALL = b""
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A step whose records have begun their calls.
+    """A step (records of one source to process) whose records have begun their calls.
 
-    `left`: how many of its records were not processed yet.
+    `began`: when they did (`Host.now`). `left`: how many of its records were not
+    processed yet.
     """
 
     step: Step
@@ -120,7 +121,8 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class WaitingRecord:
-    """A record that waits for its calls or for earlier records of its line.
+    """A record that waits for its calls or for earlier records of its line. `row`: its
+    index in the columns of `taken`.
 
     `waits_for`: the number of its calls that have not ended.
     """

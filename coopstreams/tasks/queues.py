@@ -121,6 +121,11 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Source:
+    """The queue of one source partition of a task. `waiting`: its batches; `records`:
+    the number of records in them. `at_end`: whether the reader was at the end of the
+    partition with the last batch.
+    """
+
     received: int
     """The next offset to take in. Records below it were taken in before the reader went
     back for a sibling.

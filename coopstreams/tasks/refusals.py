@@ -47,7 +47,12 @@ SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """The limits of a topic's settings for records. None: no limit."""
+    """The limits of a topic's settings for records. None: no limit.
+
+    `batch_bytes`: for a batch of several records. `after_ms`, `before_ms`: how far a
+    timestamp may be after or before the broker's clock. `compacted`: whether the topic
+    is compacted, and takes no records without keys.
+    """
 
     batch_bytes: int | None = None
     most_bytes: int | None = None

@@ -25,6 +25,10 @@ EVERY_S = 60.0
 
 @dataclass(slots=True)
 class _Kind:
+    """The warnings of one kind so far: all (`heard`), those since the last logged line
+    (`unsaid`), the time of that line, and the last text.
+    """
+
     heard: int = 0
     unsaid: int = 0
     said_at: float = 0.0

@@ -20,8 +20,9 @@ from coopstreams.log.log import RecordBatch
 
 @dataclass(slots=True)
 class Silence:
-    """The silence of one partition, as one reader sees it. Units: `now` in seconds of a
-    monotonic clock.
+    """The silence of one partition, as one reader sees it: how long it has been read to
+    its end without a record. `idle_ms`: the silence after which its stream time
+    advances. Units: `now` in seconds of a monotonic clock.
     """
 
     idle_ms: int

@@ -84,7 +84,10 @@ class SourceStatus(msgspec.Struct, frozen=True):
 
 
 class RestoreStatus(msgspec.Struct, frozen=True):
-    """The progress of a store's restore. Units: offsets of the changelog, seconds."""
+    """The progress of a store's restore. `eta_s`: the expected time to its end; null:
+    not known yet. Units: `restored` and `remaining` in offsets of the changelog, `rate`
+    in offsets a second.
+    """
 
     store: str
     restored: int
@@ -94,7 +97,9 @@ class RestoreStatus(msgspec.Struct, frozen=True):
 
 
 class DownloadStatus(msgspec.Struct, frozen=True):
-    """The progress of a store's download from a snapshot. Units: bytes, seconds."""
+    """The progress of a store's download from a snapshot. `eta_s`: the expected time to
+    its end; null: not known yet. Units: bytes, bytes a second, seconds.
+    """
 
     store: str
     fetched_bytes: int
@@ -305,8 +310,9 @@ class Working(Counting, Protocol):
 class TaskFigures:
     """The figures of a task since it was opened.
 
-    Shape: `committed` has the lowest position of each source, `stream_times` those of
-    the latest commit, `segments` all committed progress.
+    Shape: `hot` has the key groups with many of the records, and their shares.
+    `committed` has the lowest position of each source, `stream_times` those of the
+    latest commit, `segments` all committed progress.
     """
 
     task: TaskId

@@ -16,7 +16,10 @@ from coopstreams.topology.graph.nodes import Structure, SubTopology
 
 @dataclass(slots=True)
 class _Row:
-    """A sink's progress in one partition."""
+    """A sink's progress in one partition: the offset below which every record is
+    applied or refused, and the offsets of refused records. `term`: the number of the
+    session that may write.
+    """
 
     topic_id: str
     position: int

@@ -182,7 +182,10 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
 
 @dataclass(frozen=True, slots=True)
 class _Compilation:
-    """The input from which the code of every variant of a program is generated."""
+    """The input from which the code of every variant of a program is generated.
+    `title`: the name of the code in tracebacks. The other fields are the arguments of
+    `compile_subtopology`.
+    """
 
     title: str
     subtopology: SubTopology

@@ -19,8 +19,8 @@ from itertools import count
 
 @dataclass(slots=True)
 class Schedule:
-    """A function that is called at intervals until `cancel`. The function itself may
-    call `cancel`.
+    """A punctuation: a function that is called with the time (ms) each `interval_ms`,
+    until `cancel`. The function itself may call `cancel`.
     """
 
     interval_ms: int

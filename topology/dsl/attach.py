@@ -36,8 +36,10 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A flow to be aggregated. `name`: the name for its repartition topic, if one is
-    needed.
+    """A flow (a stream with its serdes) to be aggregated, and how. `name`: the name for
+    its repartition topic, if one is needed. `windows` None: the aggregation has no
+    windows. `emit_on_close`: whether each window is forwarded only once, when it
+    closes.
     """
 
     flow: Flow

@@ -53,7 +53,8 @@ class TableAggregate(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppress(Node):
-    """Holds back the latest update of each row until a limit.
+    """Holds back the latest update of each row until a limit. `key` and `value` are the
+    serdes of the table.
 
     The limit is `wait_ms` after the end of the row's window (`until_close`), or
     `wait_ms` after the first update that was held. If the buffer exceeds `max_records`

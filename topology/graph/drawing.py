@@ -99,7 +99,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A topic or an operator. `names`: the nodes whose drops and failures it shows."""
+    """A topic or an operator in the drawing. `id`: by which an `Arrow` names it.
+    `lines`: its stores. `names`: the nodes whose drops and failures it shows. `x` and
+    `y`: its upper left corner.
+    """
 
     id: str
     kind: Literal["topic", "operator"]
@@ -115,7 +118,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow between two boxes. It passes each of its points vertically."""
+    """An arrow between two boxes. `start` and `end` are the ids of the boxes. It passes
+    each of its points vertically. `counts`: the counters whose rate it shows.
+    """
 
     start: str
     end: str
@@ -125,7 +130,9 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The frame of a sub-topology, around its operators."""
+    """The frame of a sub-topology, around its operators. `x` and `y`: its upper left
+    corner.
+    """
 
     subtopology: int
     title: str
@@ -137,7 +144,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The picture. Units: pixels."""
+    """The picture of a topology: its size, its frames, boxes and arrows. Units: pixels."""
 
     width: float
     height: float
@@ -148,6 +155,8 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
+    """A box without its place: its text, its stores, and the nodes that it stands for."""
+
     kind: Literal["topic", "operator"]
     title: str
     subtitle: str

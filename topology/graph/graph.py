@@ -45,7 +45,12 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Repartition:
-    """A repartition topic, and the node whose records go through it."""
+    """A repartition topic, and the node whose records go through it.
+
+    `node`: that node. `source`: the node that reads the topic; empty until it is made.
+    `drop_null_keys`: whether records without a key are dropped before the topic.
+    `partitions`: the count that the user gave; None: that of the source topics.
+    """
 
     node: str
     key: Serde[Any]

@@ -37,7 +37,8 @@ UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Update(NamedTuple):
-    """A new value of a window, with its key in the store and its old value.
+    """A new value of a window, with its key in the store and its old value. `value`
+    None: the window is deleted; `old` None: it is new.
 
     Units: `timestamp` in milliseconds.
     """

@@ -94,6 +94,13 @@ def spawn(
 
 @dataclass(slots=True)
 class _Worker:
+    """A worker of a supervisor, over all its restarts.
+
+    `ends` decides what follows from the end of its process. `starts`: how often it was
+    started. `last_end`: how its last process ended, in words. `start_at`: when to start
+    it (`time.monotonic`).
+    """
+
     number: int
     ends: Restarts
     process: subprocess.Popen[bytes] | None = None

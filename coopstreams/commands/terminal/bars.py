@@ -77,6 +77,10 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
+    """A task's part of the bar of its partition. `start` and `end` are the ends of its
+    key range as fractions of the hash space; `owner`: the label of its instance.
+    """
+
     task: Mapping[str, Any]
     owner: Text
     start: float
@@ -90,6 +94,8 @@ class _Range:
 
 @dataclass(slots=True)
 class _Partition:
+    """A bar to draw: a partition of a sub-topology, with its tasks by key range."""
+
     subtopology: int
     number: int
     ranges: list[_Range] = field(default_factory=list)

@@ -50,7 +50,8 @@ class WorkerProcess:
     last_end: str = ""
     """How the worker ended, while it waits for its restart; empty: it does not wait."""
     again_at: float = 0.0
-    """The time of the worker's next restart, while it waits for one."""
+    """The time of the worker's next restart (`time.monotonic`), while it waits for one.
+    """
 
 
 def processes_table(

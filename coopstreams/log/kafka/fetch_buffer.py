@@ -22,7 +22,11 @@ from coopstreams.topology.columns import TopicPartition
 
 
 class Event(NamedTuple):
-    """A report of the client on a partition: its end, or an error."""
+    """A report of the client on a partition: that its end is reached, or an error.
+
+    `offset`: the offset that the report names, for the end of a partition that end;
+    None: it names none.
+    """
 
     error: KafkaError
     offset: int | None

@@ -39,6 +39,9 @@ from coopstreams.topology.columns import (
 class _Messages:
     """The reading position of one partition, and its messages that are kept while it is
     held.
+
+    `fetched_to`: the next offset to take from the client. `kept_bytes`: the size of the
+    `kept` messages.
     """
 
     partition: TopicPartition

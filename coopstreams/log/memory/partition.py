@@ -28,7 +28,7 @@ from coopstreams.topology.columns import (
 @dataclass(slots=True, eq=False)
 class _Span:
     """The records of one producer between two of its markers: they count together or
-    not at all.
+    not at all. `start`: the offset of the first.
     """
 
     start: int

@@ -78,7 +78,8 @@ class Folded:
     """The result of SQL's fold for a task: counts and times, and the files with the
     rows of its stores.
 
-    Shape: `dropped` by "node: reason"; `operator_times` (the stream time of the store's
+    Shape: `read`: the number of records. `stream_time`: the latest timestamp (ms).
+    `dropped` by "node: reason"; `operator_times` (the stream time of the store's
     operator) and `files` by store.
     """
 
@@ -92,7 +93,7 @@ class Folded:
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """The function that writes the FOLDED rows of one task and store to a file in the
-    folder `url`.
+    folder `url`. `store`: the index of the store in `Stage.stores`.
     """
 
     url: str

@@ -98,12 +98,13 @@ class Part:
 class Aggregation:
     """One aggregation into a store, as SQL sees it.
 
-    Shape: `values`: how record values become numbers: not at all, from 8 bytes, or from
-    JSON; with `field` the JSON is an object that has it. `number`: the type of the
-    folded number. `parts`: the fields of typed JSON by attribute, None for plain JSON.
-    `where`: the condition of the filters before it, None if there are none.
-    Units: `size_ms`, `advance_ms` and `close_ms` (size + grace) of windows; 0 without
-    windows.
+    Shape: `values`: how record values become numbers: not at all ("any", to count),
+    from 8 bytes, or from JSON; with `field` the JSON is an object that has it.
+    `number`: the type of the folded number. `drops_null_values`: whether a record
+    without a value is dropped. `parts`: the fields of typed JSON by attribute; None:
+    the JSON has no declared type. `where`: the condition of the filters before it, None
+    if there are none. Units: `size_ms`, `advance_ms` and `close_ms` (size + grace) of
+    windows; 0 without windows.
     """
 
     node: str

@@ -37,7 +37,7 @@ unknown until it is reached.
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """The progress of a task, or of reading a partition.
+    """The progress of a task (`kind` "task"), or of reading a partition ("history").
 
     Units: `records` that it took; `position` and `target` in offsets, over all sources.
     `target` is None if it is not known.
