@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams.instance.leftovers import KEPT_S, Leftovers
+from coopstreams.instance.state_cleanup import KEPT_S, Leftovers
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases, StateDirectory
