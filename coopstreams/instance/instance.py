@@ -23,9 +23,9 @@ from coopstreams.common.host import Empty, Inbox
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
-from coopstreams.instance.state_cleanup import Leftovers
 from coopstreams.instance.presence import Presence
 from coopstreams.instance.share_threads import share_members
+from coopstreams.instance.state_cleanup import Leftovers
 from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import (
     Action,

@@ -52,7 +52,7 @@ from coopstreams.spark.history.sources import (
     partitioned,
     table_frame,
 )
-from coopstreams.spark.native.translation import translated
+from coopstreams.spark.native.sql_eligibility import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import announce

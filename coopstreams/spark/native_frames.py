@@ -41,6 +41,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.arrow_rows import ddl
 from coopstreams.spark.native.late_records import SPANS, any_late
+from coopstreams.spark.native.sql_eligibility import Aggregation
 from coopstreams.spark.native.sql_values import (
     EXACT,
     Judged,
@@ -54,7 +55,6 @@ from coopstreams.spark.native.store_rows import (
     Folded,
     Keeping,
 )
-from coopstreams.spark.native.translation import Aggregation
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.layout import PREFIXES

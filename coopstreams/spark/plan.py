@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from coopstreams.spark.committed_records import Rebuild
-from coopstreams.spark.native.translation import translated
+from coopstreams.spark.native.sql_eligibility import translated
 from coopstreams.spark.rounds import Round, rounds_of
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.compile.coming_advances import foresees

@@ -20,8 +20,8 @@ from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.execution import Backfilled, carry_out
 from coopstreams.spark.history.sources import TableHistory
+from coopstreams.spark.native.sql_eligibility import Aggregation, translated
 from coopstreams.spark.native.sql_values import numbers, with_tokens
-from coopstreams.spark.native.translation import Aggregation, translated
 from coopstreams.spark.plan import Plan
 from coopstreams.state.rocks import Rocks
 from coopstreams.topology.graph.partitions import check_partitions

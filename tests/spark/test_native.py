@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.spark.native.translation import Aggregation
+from coopstreams.spark.native.sql_eligibility import Aggregation
 from coopstreams.topology.errors import ProcessingError, SerdeError
 from tests.durations import ms
 from tests.spark.native_runs import (

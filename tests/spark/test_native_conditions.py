@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
+from coopstreams.spark.native.sql_eligibility import translated, unreadable
 from coopstreams.spark.native.sql_values import judged, with_tokens
-from coopstreams.spark.native.translation import translated, unreadable
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.fields import Condition, fields_of
 from tests.durations import ms

@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.spark.native.translation import parts_of, translated
+from coopstreams.spark.native.sql_eligibility import parts_of, translated
 from tests.durations import ms
 from tests.spark.native_runs import (
     GOES_ON,

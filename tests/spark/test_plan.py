@@ -27,7 +27,7 @@ from coopstreams.spark import plan as planning
 from coopstreams.spark import rounds
 from coopstreams.spark.execution import error_of_task
 from coopstreams.spark.history.sources import first_ms
-from coopstreams.spark.native.translation import translated
+from coopstreams.spark.native.sql_eligibility import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import SubTopology

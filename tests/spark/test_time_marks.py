@@ -26,7 +26,7 @@ from coopstreams import (
 )
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark.history.arrow_rows import HISTORY, batch
-from coopstreams.spark.native.translation import translated
+from coopstreams.spark.native.sql_eligibility import translated
 from coopstreams.spark.routing import Routing
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.keys import key_hash

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from coopstreams.spark.native.translation import Aggregation, Part
+from coopstreams.spark.native.sql_eligibility import Aggregation, Part
 from coopstreams.topology.fields import (
     Both,
     Comparison,
@@ -196,7 +196,7 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
     """Return whether a condition holds, by the tokens of its fields. The condition must
-    be readable, see `translation.unreadable`.
+    be readable, see `sql_eligibility.unreadable`.
     """
     match condition:
         case Both(one, other):
