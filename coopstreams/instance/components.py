@@ -64,9 +64,9 @@ from coopstreams.tasks.failure_handlers import (
 )
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.misplaced_topics import Misplaced, Placing
-from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.repeated_timeouts import Outlasting
 from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.resolved_topology import reset_of_topic
 from coopstreams.tasks.stream_thread import StreamThread

@@ -43,8 +43,8 @@ from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
 from coopstreams.sharing.shared_work import SharedWork, ShareServices
 from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
-from coopstreams.tasks.outlasting import InVain
 from coopstreams.tasks.queues import STEP_S, Pace
+from coopstreams.tasks.repeated_timeouts import InVain
 from coopstreams.tasks.tally import Counts
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
-from coopstreams.tasks.outlasting import OutlastingError
 from coopstreams.tasks.record_retries import Held
+from coopstreams.tasks.repeated_timeouts import OutlastingError
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.errors import CoopStreamsError

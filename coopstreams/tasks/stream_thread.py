@@ -47,8 +47,8 @@ from coopstreams.tasks.events import (
     ThreadEnded,
 )
 from coopstreams.tasks.failure_handlers import paused_without_registry
-from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.record_retries import TriedLaterError
+from coopstreams.tasks.repeated_timeouts import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

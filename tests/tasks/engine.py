@@ -34,9 +34,9 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
 from coopstreams.tasks.failure_handlers import FailureHandler
-from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.repeated_timeouts import Outlasting
 from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally

@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import Position
-from coopstreams.tasks.outlasting import FORGOTTEN_AFTER_S, MOST_TIMES, Outlasting
 from coopstreams.tasks.queues import STEP_S
+from coopstreams.tasks.repeated_timeouts import (
+    FORGOTTEN_AFTER_S,
+    MOST_TIMES,
+    Outlasting,
+)
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
