@@ -36,7 +36,6 @@ from coopstreams.instance.task_registry import (
 )
 from coopstreams.instance.watcher import Watched
 from coopstreams.status.stall_detector import StallDetector
-from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
     Aborted,
     Cancelled,
@@ -51,6 +50,7 @@ from coopstreams.tasks.events import (
     ThreadEnded,
     ThreadRemoved,
 )
+from coopstreams.tasks.held_errors import Doubts
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     StreamsState,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import Failed
+from coopstreams.tasks.held_errors import Doubts
 
 happenings = st.lists(
     st.sampled_from(["expire", "error", "old error", "answer", "told"]), max_size=40
