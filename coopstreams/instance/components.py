@@ -23,6 +23,7 @@ from coopstreams.group.active_version import assign_active
 from coopstreams.group.coordinator_interface import Identity, Timings
 from coopstreams.group.members import Cluster
 from coopstreams.group.membership import GroupMember, Participant
+from coopstreams.instance.copied_state_folders import twins
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.presence import Presence
 from coopstreams.instance.purge import (
@@ -36,7 +37,6 @@ from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import Standing
 from coopstreams.instance.topic_changes import TopicChanges
-from coopstreams.instance.twins import twins
 from coopstreams.instance.watcher import (
     Lags,
     Watched,

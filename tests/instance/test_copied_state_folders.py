@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coopstreams.group.members import Cluster, Member, MemberInfo
-from coopstreams.instance.twins import twins
+from coopstreams.instance.copied_state_folders import twins
 
 
 def member(process: str, host: str, *ids: str) -> Member:
