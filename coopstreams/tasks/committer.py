@@ -39,8 +39,8 @@ from typing import Any, Protocol
 
 from coopstreams.commit.broker_waits import Asking
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.interval import Interval
 from coopstreams.commit.progress import CommitPlan, ask, plan
+from coopstreams.commit.records_per_commit import Interval
 from coopstreams.commit.sink_transactions import Applying
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host

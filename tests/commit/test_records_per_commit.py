@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.interval import ANY, Interval
+from coopstreams.commit.records_per_commit import ANY, Interval
 
 LIMIT_S = 10.0
 
