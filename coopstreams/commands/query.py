@@ -11,8 +11,8 @@ import orjson
 import typer
 
 from coopstreams.commands.http_access import AskingFile, asking
-from coopstreams.common.moments import moment_ms
 from coopstreams.common.optional_packages import need_http
+from coopstreams.common.time_parsing import moment_ms
 from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
 

@@ -27,7 +27,7 @@ from coopstreams.commands.command_settings import (
     loaded,
 )
 from coopstreams.common.config import Config
-from coopstreams.common.moments import moment_ms
+from coopstreams.common.time_parsing import moment_ms
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.share_consumer import delete_share_group
 from coopstreams.log.log import Log
