@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from coopstreams.common.extractors import BY_NAME, FAIL, fail_on_invalid_timestamp
-from coopstreams.common.nearest import did_you_mean
+from coopstreams.common.name_suggestions import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
 from coopstreams.common.setting_sources import flat, origin

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from coopstreams.common.acl_errors import Login
-from coopstreams.common.nearest import did_you_mean
+from coopstreams.common.name_suggestions import did_you_mean
 from coopstreams.common.references import is_secret, resolved
 from coopstreams.common.tokens import (
     Fetch,

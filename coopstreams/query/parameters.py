@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from coopstreams.common.nearest import did_you_mean
+from coopstreams.common.name_suggestions import did_you_mean
 from coopstreams.common.time_parsing import moment_ms
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from coopstreams.common.nearest import did_you_mean
+from coopstreams.common.name_suggestions import did_you_mean
 from coopstreams.testing.driver_views import OutputRecord
 from coopstreams.testing.write_order import Forwarded
 from coopstreams.topology.compile.outputs import ANY_PARTITION
