@@ -7,7 +7,7 @@ commits anything above it. Open transactions of members that have left would hol
 barrier until their time-out, so this module ends them at once.
 
 Transactions of other groups in the partition cannot be ended here. They hold the
-barrier only if commits of this group lie behind them (`ahead`).
+barrier only if commits of this group lie behind them (`hidden_commits`).
 
 Invariant: no commit of an earlier owner is missed: it lies below the barrier, or
 brokers refuse its fence.

@@ -6,7 +6,7 @@ barrier is the partition's high watermark, taken after this member knows its gen
 members fenced earlier have written nothing above it. `poll` reads committed records
 only, so when `tail` has passed the barrier, every transaction below it is decided and
 known. An open transaction of another group holds the tail, but it holds the barrier
-only if a record of this group is behind it (`ahead`).
+only if a record of this group is behind it (`hidden_commits`).
 
 A record of the group may be unreadable: damaged, or written by a newer version. The
 follower never skips it but sets its key aside. As long as a key is set aside, no
@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from coopstreams.commit.ahead import NAMED, Ahead
+from coopstreams.commit.hidden_commits import NAMED, Ahead
 from coopstreams.commit.record import (
     PARTITIONS,
     VERSION,
@@ -112,7 +112,7 @@ class Follower:
         self._ahead = Ahead(log, group, self.partition)
         self._clear = 0
         """The offset below which no record of the group follows some earlier tail: see
-        `ahead`.
+        `hidden_commits`.
         """
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})

@@ -87,7 +87,7 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """One individual commit, without its writer, which only `ahead` needs and reads
+    """One individual commit, without its writer, which only `hidden_commits` needs and reads
     from the log.
 
     Shape: `metadata` is the user's; in an application's commit, the topic's id.

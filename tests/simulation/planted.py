@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from coopstreams.calling.lanes import Lane
-from coopstreams.commit.ahead import Ahead
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.hidden_commits import Ahead
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
