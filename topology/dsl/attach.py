@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import PRESENT, keyed
 from coopstreams.topology.errors import TopologyError

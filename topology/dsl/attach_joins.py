@@ -18,7 +18,7 @@ from typing import Any
 
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.materialized import (
     FOLLOWS_TABLES,
     StoreOption,

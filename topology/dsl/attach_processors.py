@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import Function, Processing

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.graph.nodes import Branch, Function, Split

@@ -20,7 +20,7 @@ from coopstreams.topology.dsl.attach_aggregates import (
     Kept,
     cogroup,
 )
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.windowed import checked_windows, late_stream

@@ -26,7 +26,7 @@ from coopstreams.topology.dsl.attach_aggregates import (
     aggregate_table,
 )
 from coopstreams.topology.dsl.cogrouped import CogroupedKStream
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.windowed import (

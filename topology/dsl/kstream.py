@@ -12,7 +12,7 @@ from coopstreams.topology.compatibility.other_names import STREAM, OtherNames
 from coopstreams.topology.dsl import attach
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized

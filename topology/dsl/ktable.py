@@ -21,7 +21,7 @@ from coopstreams.topology.dsl.attach import TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import group_table
 from coopstreams.topology.dsl.attach_joins import join_tables, joined_tables
 from coopstreams.topology.dsl.attach_views import filter_rows, map_rows, suppress
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import ToStream

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.source_arguments import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError

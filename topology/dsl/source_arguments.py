@@ -16,7 +16,7 @@ from typing import (
     get_args,
 )
 
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source

@@ -28,7 +28,7 @@ from coopstreams.topology.calls import (
     calling,
 )
 from coopstreams.topology.dsl.attach_processors import check_list, using
-from coopstreams.topology.dsl.functions import checked_async
+from coopstreams.topology.dsl.function_checks import checked_async
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.graph.nodes import (

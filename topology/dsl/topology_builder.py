@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from coopstreams.topology.dsl.attach import sink_of
 from coopstreams.topology.dsl.attach_processors import by_key_of, take_store, using
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.source_arguments import described
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none

@@ -23,7 +23,7 @@ from coopstreams.topology.dsl.attach_aggregates import (
     Kept,
     aggregate,
 )
-from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.durations import Duration
