@@ -47,7 +47,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.graph.partitions import looks_internal
-from coopstreams.topology.graph.patterns import matchable
+from coopstreams.topology.graph.topic_patterns import matchable
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import marks_topics, topology_topic
 

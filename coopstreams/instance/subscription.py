@@ -24,7 +24,7 @@ from coopstreams.preflight.resolution import resolve_topology
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.errors import CoopStreamsError, LogError, UnknownTopicError
-from coopstreams.topology.graph.patterns import matched, unmatched
+from coopstreams.topology.graph.topic_patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from coopstreams.state.manifest import shape_of
 from coopstreams.topology.compile.coming_advances import foresees
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
-from coopstreams.topology.graph.patterns import unmatched
 from coopstreams.topology.graph.timed_topics import timed_topics
+from coopstreams.topology.graph.topic_patterns import unmatched
 from coopstreams.topology.graph.topology import Topology
 
 Outputs = Literal["none", "topic", "table"]

@@ -41,7 +41,7 @@ from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.patterns import unmatched
+from coopstreams.topology.graph.topic_patterns import unmatched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.naming import backfill_runs, changelog_topic, marks_topic

@@ -22,9 +22,9 @@ from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
-from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.timed_topics import timed_topics, writers_of
+from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.task_id import TaskId
 

@@ -97,8 +97,8 @@ from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
-from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.timed_topics import writers_of
+from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic

@@ -32,7 +32,7 @@ from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
-from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.topic_patterns import matched
 from tests.broker import law
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")

@@ -27,7 +27,7 @@ from coopstreams.topology.graph.changes import (
     word_of,
 )
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
-from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.suppression import until_time_limit
 from coopstreams.topology.windows import SessionWindows, TimeWindows

@@ -24,7 +24,7 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.fields import field
 from coopstreams.topology.graph.fingerprint import fingerprints
-from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import Processor

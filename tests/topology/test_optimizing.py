@@ -14,7 +14,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimization import OPTIMIZATIONS
-from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 from tests.topology.test_subtopologies import built

@@ -47,7 +47,7 @@ class Source(Node):
     application id.
 
     With a `pattern`, `topics` are the topics that matched it when the cluster's topics
-    were last listed; see `patterns`.
+    were last listed; see `topic_patterns`.
     """
 
     topics: tuple[str, ...]

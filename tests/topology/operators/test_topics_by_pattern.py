@@ -15,7 +15,7 @@ from coopstreams import KStream, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.partitions import check_partitions
-from coopstreams.topology.graph.patterns import matched, unmatched
+from coopstreams.topology.graph.topic_patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 
