@@ -42,7 +42,7 @@ from coopstreams.topology.compatibility.avro_schemas import (
     with_parts,
 )
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.limits import (
+from coopstreams.topology.input_limits import (
     DECIMAL_BYTES,
     DECIMAL_DIGITS,
     LEVELS,

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 from benchmarks.hostile_bytes import KINDS, Case, Format, cases, formats
 from coopstreams import Failure, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology import limits
+from coopstreams.topology import input_limits
 from coopstreams.topology.avro_limits import check_of
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.limits import DECIMAL_BYTES, DECIMAL_DIGITS, LEVELS
+from coopstreams.topology.input_limits import DECIMAL_BYTES, DECIMAL_DIGITS, LEVELS
 from coopstreams.topology.schemas import IN_MEMORY
 from coopstreams.topology.serde import varint
 
@@ -322,7 +322,7 @@ def test_the_table_of_limits_has_those_of_the_code() -> None:
         r"^\| .* \| ([\d,]+) \| `([A-Z_]+)` \|$", page.read_text(), re.MULTILINE
     )
     assert {name: int(most.replace(",", "")) for most, name in rows} == {
-        name: most for name, most in vars(limits).items() if isinstance(most, int)
+        name: most for name, most in vars(input_limits).items() if isinstance(most, int)
     }
 
 
