@@ -34,7 +34,7 @@ from confluent_kafka.cimpl import NewTopic
 from coopstreams.common.acl_errors import Attempt
 from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
-from coopstreams.group.ends import Ends, EndsAnswer
+from coopstreams.group.end_offsets import Ends, EndsAnswer
 from coopstreams.group.hanging_transactions import OFFSETS_TOPIC, Transactions
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,

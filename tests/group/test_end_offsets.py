@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from coopstreams.group.admin import connected
-from coopstreams.group.ends import Ends
+from coopstreams.group.end_offsets import Ends
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError
 from tests.group.brokers import Brokers, Fields, brokers
@@ -199,7 +199,7 @@ def test_min_insync_replicas_are_asked_for_again_when_their_time_is_over(
         assert ends.ask([A], PATIENCE_S).ends == {A: 15}
         return kafka.count(DescribeConfigsRequest) - before
 
-    monkeypatch.setattr("coopstreams.group.ends.BELIEVED_S", -1.0)
+    monkeypatch.setattr("coopstreams.group.end_offsets.BELIEVED_S", -1.0)
     assert asked() > 0
     monkeypatch.undo()
     assert asked() > 0
