@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import Backend, StoreInfo
-from coopstreams.query.local import (
+from coopstreams.query.local_reads import (
     Lookup,
     Views,
     instance_to_ask,

@@ -34,7 +34,7 @@ from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
 from coopstreams.query.backend import Backend, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader, Lookup, instance_to_ask
+from coopstreams.query.local_reads import LocalReader, Lookup, instance_to_ask
 from coopstreams.query.parameters import KeyQuery, RequestLimits, What
 from coopstreams.query.paths import (
     key_batches,

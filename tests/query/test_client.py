@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from coopstreams.query import local
+from coopstreams.query import local_reads
 from coopstreams.query.client import AsyncQueryClient, QueryClient
 from coopstreams.query.client_requests import EntryFound, Requests, WindowFound
 from coopstreams.topology.errors import QueryError
@@ -199,7 +199,7 @@ def test_windows_are_fetched_by_time(queries: QueryClient) -> None:
 def test_windows_and_sessions_come_in_answers_that_fit_into_memory(
     queries: QueryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "MOST_BYTES", 20)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 20)
     hours = [
         WindowFound(hour * HOUR, (hour + 1) * HOUR, {"n": hour}, hour)
         for hour in range(6)
@@ -216,7 +216,7 @@ def test_many_keys_come_in_answers_that_fit_into_memory(
 ) -> None:
     keys = [f"w{i}" for i in range(50)]
     url = f"{cluster['b'].url}/v1/stores/counts/keys?"
-    monkeypatch.setattr(local, "MOST_BYTES", 20)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 20)
     answer = httpx.get(
         url + "&".join(f"key={key}" for key in keys), trust_env=False, timeout=60
     )
@@ -225,7 +225,7 @@ def test_many_keys_come_in_answers_that_fit_into_memory(
     assert [
         found and found.value for found in queries.get_many("counts", keys)
     ] == list(range(50))
-    monkeypatch.setattr(local, "MOST_BYTES", 1)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 1)
     assert (
         httpx.get(url + "key=w1", trust_env=False, timeout=60).status_code
         == httpx.codes.OK

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.query import local
+from coopstreams.query import local_reads
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.client import QueryClient
-from coopstreams.query.local import LocalReader
+from coopstreams.query.local_reads import LocalReader
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.range_pages import Query
 from coopstreams.query.scan import rows
@@ -151,7 +151,7 @@ def test_the_ranges_that_answered_cover_the_store_and_name_their_owners(
     st.none() | st.sampled_from([*COUNTS, "b", "é", "aaaaaaa"]),
     st.none() | st.sampled_from([*COUNTS, "b", "é", "aaaaaaa"]),
     st.none() | st.sampled_from(["", "a", "ab", "é", "nothing"]),
-    st.sampled_from([local.MOST_BYTES, 1, 1000]),
+    st.sampled_from([local_reads.MOST_BYTES, 1, 1000]),
 )
 def test_pages_of_any_size_are_the_sorted_dict(
     cluster: Cluster,
@@ -170,7 +170,7 @@ def test_pages_of_any_size_are_the_sorted_dict(
         assert ask(cluster[name], "counts", **asked).status_code == 400
         return
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(local, "MOST_BYTES", most_bytes)
+        patched.setattr(local_reads, "MOST_BYTES", most_bytes)
         entries = all_pages(
             cluster[name], "counts", limit=limit, reverse=str(reverse).lower(), **asked
         )
@@ -296,7 +296,7 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
 def test_large_rows_come_in_pages_that_fit_into_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 10_000)
     with Cluster(2) as cluster:
         cluster.deal(
             2, {"blobs": {b"%03d" % number: (b"x" * 1000, 1) for number in range(200)}}
@@ -319,7 +319,7 @@ def test_large_rows_come_in_pages_that_fit_into_memory(
 def test_large_windows_come_in_answers_that_fit_into_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 10_000)
     with Cluster(1) as cluster:
         cluster.deal(
             1, {"hours": {("k", hour * HOUR): ("x" * 998, hour) for hour in range(50)}}

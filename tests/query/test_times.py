@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query import local
+from coopstreams.query import local_reads
 from coopstreams.query.client import QueryClient
 from coopstreams.query.client_requests import (
     EntryFound,
@@ -250,7 +250,7 @@ def test_many_versions_come_in_several_answers(
         ([10, 20, 40], False),
     ]
     everything = queries.versions("prices", "key-2")
-    monkeypatch.setattr(local, "MOST_BYTES", 1)
+    monkeypatch.setattr(local_reads, "MOST_BYTES", 1)
     assert ask(node, "prices/versions/key-2").json()["more"]
     assert queries.versions("prices", "key-2") == everything
 

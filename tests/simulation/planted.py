@@ -30,7 +30,7 @@ from coopstreams.instance.purge import Membership
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.watcher import Watcher
 from coopstreams.opening.restores import Changelogs, Restores
-from coopstreams.query import local
+from coopstreams.query import local_reads
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.router import Here, Route, There, route
 from coopstreams.state import layout, published_snapshot
@@ -422,7 +422,7 @@ def _found_before() -> AbstractContextManager[Any]:
     slow, so that it happens.
     """
     return _both(
-        patch.object(local.Views, "lost", lambda _: ""),
+        patch.object(local_reads.Views, "lost", lambda _: ""),
         patch.multiple(queries, EVERY_S=0.3, READ_S=2.0),
     )
 
@@ -460,7 +460,7 @@ def _any_range() -> Iterator[None]:
         none = NotOpen("it has none")
         return next((view for view in opened if view.task.partition == partition), none)
 
-    with patch.object(local, "route", here), patch.object(Serving, "view", view):
+    with patch.object(local_reads, "route", here), patch.object(Serving, "view", view):
         yield
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from coopstreams.instance.serving import Serving
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.local import Views, instance_to_ask
+from coopstreams.query.local_reads import Views, instance_to_ask
 from coopstreams.query.parameters import RequestLimits
 from coopstreams.query.peers import APPLICATION, GENERATION, TARGET, check_hop
 from coopstreams.query.problems import moving

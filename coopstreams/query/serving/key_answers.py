@@ -25,7 +25,7 @@ from typing import TypeAlias
 import orjson
 
 from coopstreams.query.gate import Gate
-from coopstreams.query.local import (
+from coopstreams.query.local_reads import (
     MOST_BYTES,
     KeyRow,
     Views,
