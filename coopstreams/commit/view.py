@@ -87,8 +87,8 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """One individual commit, without its writer, which only `hidden_commits` needs and reads
-    from the log.
+    """One individual commit, without its writer, which only `hidden_commits` needs and
+    reads from the log.
 
     Shape: `metadata` is the user's; in an application's commit, the topic's id.
     """
