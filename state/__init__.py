@@ -1,0 +1,1 @@
+"""Where keyed state lives: stores, their engines, changelog restores, snapshots."""

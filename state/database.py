@@ -122,9 +122,8 @@ class Database:
 
     def beginning_with(self, store: str, key: bytes) -> Rows:
         """Return the rows (database key, value) of a key-value store whose database
-        keys begin with that of a plain key, as of now.
-
-        Rows of longer plain keys that begin with this plain key may be among them.
+        keys begin with that of `key`, as of now. Rows of longer keys that begin with
+        the same bytes may be among them.
         """
         return self._of[store].beginning_with(store, key)
 
@@ -149,8 +148,9 @@ class Database:
         first: int,
         last: int,
     ) -> Rows:
-        """Return the rows (store key, value) of a plain key with first <= time <= last,
-        ordered by time, as of now.
+        """Return the rows (store key, value) of a key with first <= time <= last,
+        ordered by time, as of now. `key`: the key without the time that store keys end
+        with.
 
         Units: ms; `first` at least 0, `last` below 2^63. The time of a window is its
         start, that of a session or version its end.
@@ -349,7 +349,7 @@ class EngineStores:
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
     def beginning_with(self, store: str, key: bytes) -> Rows:
-        """Return the rows that begin with a plain key: see `Database.beginning_with`."""
+        """Return the rows whose keys begin with `key`: see `Database.beginning_with`."""
         first = layout.database_key(key, key)
         with self._lock:
             return self._engine.scan(
@@ -390,8 +390,7 @@ class EngineStores:
         first: int,
         last: int,
     ) -> Rows:
-        """Return the rows of a plain key within a time range: see
-        `Database.windows_of`.
+        """Return the rows of a key within a time range: see `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of
         each segment in the time range. Versions have no segments.

@@ -53,8 +53,8 @@ _SHORTEST_SEGMENT_MS = 60_000
 
 
 def database_key(plain_key: bytes, store_key: bytes) -> bytes:
-    """Return the database key of a store key: the key group of its plain key, then the
-    store key.
+    """Return the database key of a store key: one byte with the key group of its plain
+    key (the record's key), then the store key.
     """
     return PREFIXES[key_hash(plain_key) >> GROUP_SHIFT] + store_key
 
@@ -106,7 +106,9 @@ def store_key(kind: StoreKind, key: bytes) -> bytes:
 
 
 def suffix_bytes(spec: StoreSpec) -> int:
-    """Return how many bytes at the end of a store key are not part of the plain key."""
+    """Return how many bytes a store key adds behind the plain key, such as the time of
+    a window.
+    """
     return (
         START_BYTES
         if spec.kind == "window"
@@ -117,14 +119,16 @@ def suffix_bytes(spec: StoreSpec) -> int:
 
 
 def changelog_suffix_bytes(spec: StoreSpec) -> int:
-    """Return how many bytes at the end of a changelog key are not part of the plain
-    key.
+    """Return how many bytes a changelog key adds behind the plain key, such as the time
+    of a window.
     """
     return suffix_bytes(spec) + len(changelog_key(spec.kind, b""))
 
 
 def plain_key(spec: StoreSpec, store_key: bytes) -> bytes:
-    """Return the plain key within a store key."""
+    """Return the plain key within a store key: the serialised key of the record,
+    without the time of a window, session or version.
+    """
     suffix = suffix_bytes(spec)
     return store_key[:-suffix] if suffix else store_key
 

@@ -71,7 +71,9 @@ class KeyRangeView:
         self._groups = _groups_of(self.ranges)
 
     def owns(self, key: bytes) -> bool:
-        """Whether a plain key lies in the ranges."""
+        """Whether a key, without the time of a window, lies in the key ranges of this
+        view.
+        """
         return key_group(key_hash(key)) in self._groups
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:

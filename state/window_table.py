@@ -114,8 +114,8 @@ class TimedTable(Table):
         first: int,
         last: int,
     ) -> list[tuple[bytes, Entry]]:
-        """Return the rows of a plain key with first <= time <= last, in the order of
-        their times.
+        """Return the rows of a key with first <= time <= last, in the order of their
+        times. `key`: the key without the time that store keys end with.
         """
         first = max(first, self._horizon, 0)
         times = self._times(key, first).known
@@ -147,7 +147,9 @@ class TimedTable(Table):
         )
 
     def _times(self, key: bytes, first: int) -> _Times:
-        """Return the times of a plain key's rows, complete from `first` on."""
+        """Return the times of a key's rows, complete from `first` (ms) on. `key`: the
+        key without the time.
+        """
         if self._of_key is None:
             self._note_dirty()
         assert self._of_key is not None
@@ -175,14 +177,16 @@ class TimedTable(Table):
         return times
 
     def _note_dirty(self) -> None:
-        """Replace all noted times by the times of the changed rows."""
+        """Forget the known times of windows, except those of rows that changed since
+        the last commit.
+        """
         self._of_key = {}
         self._known = 0
         for changed in self._dirty:
             self._note(changed)
 
     def _note(self, key: bytes) -> None:
-        """Add the time of a changed row to the times of its plain key: the database may
+        """Add the time of a changed row to the known times of its key: the database may
         not have the row yet.
         """
         assert self._of_key is not None
@@ -232,8 +236,8 @@ class VersionTable(TimedTable):
             self._note(key)
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key whose time is at least `time`; None if
-        there is none.
+        """Return the first version of a key that ended at `time` (ms) or later, with
+        its store key; None if there is none.
         """
         time = max(time, 0)
         times = self._times(key, time).known
@@ -245,7 +249,7 @@ class VersionTable(TimedTable):
         return None
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that were old (`old_ms`) at the last
+        """Delete the committed versions of a key that were old (`old_ms`) at the last
         commit. Their values are not read.
         """
         if self._old_at_commit >= 0:
@@ -495,7 +499,7 @@ class WindowTable(TimedTable):
             del self._by_start[start]
 
     def _forget_times(self) -> None:
-        """Remove the times of expired windows from the times of their plain keys."""
+        """Remove expired windows from the known times of their keys."""
         oldest = TIMESTAMP.pack(self._horizon)
         for key, times in list((self._of_key or {}).items()):
             expired = bisect_left(times.known, oldest)
@@ -563,8 +567,8 @@ class SessionTable(WindowTable):
         earliest_end: int,
         latest_start: int,
     ) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <=
-        latest_start, ordered by end.
+        """Return the sessions of a key with earliest_end <= end and start <=
+        latest_start (ms), ordered by end. `key`: the key without the session's ends.
         """
         earliest_end = max(earliest_end, self._horizon, 0)
         times = self._times(key, earliest_end).known

@@ -1,0 +1,1 @@
+"""What a program is: DSL, graph and compiler. No I/O, no threads, no clock."""

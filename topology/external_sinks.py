@@ -92,7 +92,9 @@ class SinkSession(Protocol):
 
     @property
     def refused(self) -> frozenset[int]:
-        """The offsets of refused records that no `apply` has settled yet."""
+        """The offsets of refused records that the session still stores: see `settled`
+        of `apply`.
+        """
         ...
 
     def apply(

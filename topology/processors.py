@@ -348,8 +348,8 @@ def called(
     visit: Visit,
     rows: Mapping[str, Row],
 ) -> list[Effect]:
-    """Call a plain function of `process_async` once, on a thread or in a process, and
-    return the recorded effects.
+    """Call a function of `process_async` that is no coroutine once, on a thread or in a
+    process, and return the recorded effects.
     """
     record, context = visit.begun(rows)
     try:

@@ -265,8 +265,8 @@ class WindowTableStore(TableStore, Protocol):
         first: int,
         last: int,
     ) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, ordered by
-        start.
+        """Return the windows of a key with first <= start <= last (ms), ordered by
+        start. `key`: the key without the window.
         """
         ...
 
@@ -297,8 +297,8 @@ class VersionTableStore(TableStore, Protocol):
         """Set the value of a version's key. None deletes it."""
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key whose version ended at `time` or later,
-        or None.
+        """Return the first version of a key that ended at `time` (ms) or later, with
+        its store key; None if there is none.
         """
         ...
 
@@ -330,8 +330,8 @@ class SessionTableStore(TableStore, Protocol):
         earliest_end: int,
         latest_start: int,
     ) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <=
-        latest_start, ordered by end.
+        """Return the sessions of a key with earliest_end <= end and start <=
+        latest_start (ms), ordered by end. `key`: the key without the session's ends.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""Work on an application from outside: resets, rebuilds, dead letters, descriptions."""

@@ -1,0 +1,1 @@
+"""Runs the functions of asynchronous operators: event loop, threads, processes."""

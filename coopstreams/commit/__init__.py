@@ -1,0 +1,1 @@
+"""Commits and positions of a group: what is done, by partition and key range."""

@@ -368,7 +368,9 @@ class Follower:
             return self._view.resolve(partition, key_range)
 
     def whole(self, partition: TopicPartition) -> Sequence[Winner | Hole]:
-        """Return the winners and holes of all hashes: see `CommitView.whole`."""
+        """Return the segments that count for the whole hash space of a partition, and
+        the holes between them: see `CommitView.whole`.
+        """
         with self._lock:
             return self._view.whole(partition)
 

@@ -292,7 +292,9 @@ class InFlight:
         return advance(bounds[0], merge(runs, self._named))
 
     def _missing_of_parts(self) -> list[list[int]]:
-        """Return the missing offsets, ascending, of each part in `_found`."""
+        """Return, for each part of the range in `_found`, the offsets that were handed
+        out and are not done, ascending.
+        """
         if len(self._found) == 1:
             return [sorted(self._missing)]
         missing: list[list[int]] = [[] for _ in self._found]

@@ -616,7 +616,9 @@ def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange,
 
 
 def _within(piece: KeyRange, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the progress of a piece of a task's range."""
+    """Return the segments of a task's range, cut to `piece`, a key range within it.
+    Segments outside of the piece are left out.
+    """
     parts = ((segment, segment.key_range.intersect(piece)) for segment in segments)
     return tuple(
         replace(segment, key_range=part) for segment, part in parts if part is not None

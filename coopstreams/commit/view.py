@@ -260,8 +260,9 @@ class CommitView:
         return resolved
 
     def whole(self, partition: TopicPartition) -> Sequence[Winner | Hole]:
-        """Return the winners and holes of all hashes, as `resolve`; cached until the
-        partition's next record. It is for callers that ask again and again.
+        """Return the segments that count for the whole hash space of a partition, and
+        the holes between them, as `resolve` does. The result is cached until the
+        partition's next commit record, for callers that ask again and again.
         """
         resolved = self._wholes.get(partition)
         if resolved is None:
@@ -445,7 +446,9 @@ class CommitView:
         )
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
-        """Yield the live keys of a partition with their payloads."""
+        """Yield the individual commits of a source partition that no later commit has
+        made void: the key, and the encoded value, of each.
+        """
         topic, number = partition
         if topic in self._live:
             for tail, said in self._live[topic].items(PARTITION.pack(number)):

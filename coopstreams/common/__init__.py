@@ -1,0 +1,1 @@
+"""What several packages use: settings, metrics, security, clock and threads."""

@@ -237,7 +237,9 @@ class _EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, on a thread of its own."""
+        """Return the event loop of asynchronous calls. The first call starts it, on a
+        thread of its own.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -549,7 +549,9 @@ def _beside(
     shares: Iterable[Share],
     metadata: str | Mapping[Partition, str],
 ) -> dict[TopicPartition, str]:
-    """Return the metadata for the partition of each share."""
+    """Return the metadata to store beside the offset of each partition. A single text
+    is for all partitions of these key ranges.
+    """
     if isinstance(metadata, str):
         return {share.at: metadata for share in shares}
     return {TopicPartition(*at): text for at, text in metadata.items()}

@@ -144,8 +144,9 @@ def _whole_or_shared(
     wanted: Mapping[str, Subscription],
     shareable: Collection[str],
 ) -> dict[str, tuple[TaskId, ...]]:
-    """Return the granted tasks. Leave out parts of a partition for members that read
-    whole partitions: they wait until all of the partition is free.
+    """Return the granted tasks, without those that their member may not read yet: a
+    member that reads only undivided partitions gets none of a partition's ranges until
+    it gets all of them.
     """
     return {
         id_: tuple(

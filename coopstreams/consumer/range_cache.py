@@ -86,7 +86,7 @@ class RangeCache:
 
     @property
     def all_asked(self) -> bool:
-        """Whether all bare records are being read again."""
+        """Whether all records that are cached without values are being read again."""
         bare = sum(len(batch.columns) for batch in self._batches if batch.bare)
         return self.asked is not None and len(self.asked) == bare
 

@@ -1,0 +1,1 @@
+"""A local Kafka broker for development and tests: `coopstreams dev`."""

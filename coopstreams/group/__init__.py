@@ -1,0 +1,1 @@
+"""The consumer group: membership, assignment of tasks, requests to its coordinator."""

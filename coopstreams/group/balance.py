@@ -136,7 +136,7 @@ def _overlaps(
 
 
 def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Cell]]:
-    """Return the cells that each member holds completely."""
+    """Return the cells of whose key ranges each member holds everything already."""
     return {
         member: [
             cell

@@ -551,7 +551,9 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Return whether the group gives this process tasks, and all of them are open."""
+        """Return whether the group gives this process tasks, and all of them are open
+        (restored, so that they process records).
+        """
         return self._takes_tasks() and all(
             state is State.RUNNING for state in self.registry.states.values()
         )

@@ -1,0 +1,1 @@
+"""The partitioned log: its interface, with Kafka and memory as implementations."""

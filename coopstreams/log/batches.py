@@ -213,7 +213,9 @@ class Routes:
         return taken
 
     def _indexes(self, columns: Columns) -> list[list[int]]:
-        """Return the indexes of each slot's records."""
+        """Return, for each slot (key range of the partition), the indexes of its
+        records.
+        """
         if self._router is not None:
             return self._router.split(columns.keys, columns.offsets)
         hashes = key_hashes(without_suffix(columns.keys, self._suffix), columns.offsets)

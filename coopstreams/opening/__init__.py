@@ -1,0 +1,1 @@
+"""Opens tasks: positions, restores of their stores, sessions of their sinks."""

@@ -1,0 +1,1 @@
+"""Checks before an application starts: topics, settings, changes of the topology."""

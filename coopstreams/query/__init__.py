@@ -1,0 +1,1 @@
+"""Queries of stores over HTTP: server, routing between instances, client."""

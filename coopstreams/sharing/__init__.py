@@ -1,0 +1,1 @@
+"""Sub-topologies whose records a share group delivers, in any order."""

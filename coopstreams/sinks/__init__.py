@@ -1,0 +1,1 @@
+"""External sinks that come with coopstreams: PostgreSQL."""

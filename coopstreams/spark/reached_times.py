@@ -89,7 +89,9 @@ class Clocks:
 
 
 def _committed(segments: Sequence[Segment], key_range: KeyRange) -> int:
-    """Return the clock of a key range as it was committed."""
+    """Return the time (ms) to which the clocks of all segments in a key range had
+    advanced when they were committed: the least of them.
+    """
     return min(
         max((time for _, time in each.operator_times), default=NO_STREAM_TIME)
         for each in segments

@@ -1,0 +1,1 @@
+"""The status of an instance: health, its reasons, and the detection of stalls."""

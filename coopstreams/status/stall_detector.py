@@ -466,7 +466,9 @@ def _busy(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return which other task its thread works on; empty: none."""
+    """Return, in words, on which other task the thread of this task works; empty: on
+    none.
+    """
     others = [
         other
         for other, thread in homes.items()

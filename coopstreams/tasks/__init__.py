@@ -1,0 +1,1 @@
+"""Stream threads, and the tasks that they run and commit."""

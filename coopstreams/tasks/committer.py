@@ -95,7 +95,9 @@ class Membership(Protocol):
         """See `GroupMember.commit`."""
 
     def sure(self, epoch: int) -> bool:
-        """See `GroupMember.sure`."""
+        """Return whether this process certainly is a member of the group under an
+        epoch: see `GroupMember.sure`.
+        """
         ...
 
     def sure_s(self, epoch: int) -> float:
@@ -132,7 +134,9 @@ class Committer:
         refusals: Refusals,
         host: Host = SYSTEM,
     ) -> None:
-        """Open a writer."""
+        """Open a writer to the cluster. Under exactly-once it is transactional, and
+        takes over the transactional id in `places`.
+        """
         self._host = host
         self._log = cluster
         self._places = places

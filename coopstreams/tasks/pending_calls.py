@@ -792,7 +792,9 @@ class PendingCalls:
             del self._lines[record.line]
 
     def _over(self) -> bool:
-        """Return whether all records of the first step were processed."""
+        """Return whether all records of the first step (a batch that was taken in
+        together) were processed.
+        """
         return bool(self._steps) and not self._steps[0].left
 
     def _fits(self, records: Sequence[WaitingRecord]) -> bool:

@@ -558,7 +558,9 @@ class StreamThread:
             self._count(-len(batch.columns))
 
     def _count(self, records: int) -> None:
-        """Add this many records to the backlog."""
+        """Add to the number of records that wait in this thread; a negative number
+        removes them.
+        """
         with self._lock:
             self.backlog += records
 
@@ -644,7 +646,7 @@ class StreamThread:
         self._slowest = max(self._slowest, (seconds, call))
 
     def _go_on(self) -> None:
-        """Process the records that have waited long enough for another source."""
+        """Process the records of tasks whose wait for another source has ended."""
         now = self._host.now()
         for task in [task for task, until in self._waiting() if until <= now]:
             self._step(task)

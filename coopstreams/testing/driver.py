@@ -844,7 +844,9 @@ class TopologyTestDriver:
         self._fetched = len(self._forwarded)
 
     def _release(self) -> None:
-        """Let partitions whose record is processed read their next one."""
+        """Let partitions read their next record once their last one, with all that
+        follows from it, is processed.
+        """
         for source, at in [*self._at_hand.items()]:
             if self._silences.over(source, at, self._tasks[source]):
                 del self._at_hand[source]

@@ -58,7 +58,9 @@ def in_order(order: Sequence[Output]) -> Sequence[Forwarded]:
 
 
 def _rows(output: Output) -> Iterator[Forwarded]:
-    """Yield the records of an output."""
+    """Yield the records of an output (the columns that a task has written to one topic)
+    one by one.
+    """
     return map(
         Forwarded,
         repeat(output.topic),
@@ -102,7 +104,7 @@ def as_written(
 
 
 def _places(some: Iterable[U]) -> dict[U, int]:
-    """Return where each value stands first."""
+    """Return the index of the first occurrence of each value."""
     places: dict[U, int] = {}
     for at, one in enumerate(some):
         places.setdefault(one, at)

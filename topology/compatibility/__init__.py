@@ -1,0 +1,1 @@
+"""Compares versions of schemas: whether new code reads what old code wrote."""

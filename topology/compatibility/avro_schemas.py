@@ -321,7 +321,9 @@ def _whole(
 
 
 def _full_name(schema: Named, space: str) -> tuple[str, str]:
-    """Return the namespace within a definition, and its full name."""
+    """Return the namespace that holds inside a named definition, and the full name of
+    the definition. `space`: the namespace around it.
+    """
     name = str(schema["name"])
     if "." in name:
         return name.rpartition(".")[0], name

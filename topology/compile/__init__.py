@@ -1,0 +1,1 @@
+"""Compiles sub-topologies to programs, which tasks bind and run."""

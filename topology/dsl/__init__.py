@@ -1,0 +1,1 @@
+"""The classes with which programs are built: streams, tables, joins, windows."""

@@ -1,0 +1,1 @@
+"""The graph of a topology: nodes, sub-topologies, internal topics, descriptions."""

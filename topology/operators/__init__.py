@@ -1,0 +1,1 @@
+"""Generates the code of each kind of node, and what that code calls at run time."""

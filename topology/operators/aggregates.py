@@ -605,7 +605,8 @@ def _kept(
     plain: bool,
 ) -> str:
     """Generate a copy of the old value, because an aggregator may change the value in
-    place; return its variable. `plain`: the value cannot be changed in place.
+    place; return its variable. `plain`: the value is of an immutable type, so no copy
+    is needed.
     """
     if plain:
         return before

@@ -485,7 +485,9 @@ class Closing:
         return tuple(bisect_right(starts, hash_) - 1 for starts in self._starts)
 
     def _closes(self, key: bytes) -> int:
-        """Return the first stream time at which the window is closed."""
+        """Return the first stream time (ms) at which the window in a store key is
+        closed.
+        """
         windows = self._windows
         if isinstance(windows, SessionWindows):
             return _end(key) + windows.gap_ms + windows.grace_ms + 1

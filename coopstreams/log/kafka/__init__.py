@@ -1,0 +1,1 @@
+"""The log in Kafka: readers, writers and admin requests over confluent-kafka."""

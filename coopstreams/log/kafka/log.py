@@ -782,5 +782,7 @@ class KafkaLog:
 
 
 def _about(topic: str, check: Check | None) -> Callable[[], None] | None:
-    """Return `check` for requests about one topic; None: there is none."""
+    """Return `check`, bound to a topic, for functions that call a check without
+    arguments; None: there is no check.
+    """
     return None if check is None else lambda: check(topic)

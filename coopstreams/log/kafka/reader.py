@@ -541,6 +541,8 @@ def _buffer_of(
 
 
 def _moves(reading: _Reading, positions: Mapping[TopicPartition, Position]) -> bool:
-    """Whether a partition is unassigned, or its position changes."""
+    """Return whether a partition that is being read is missing from the new
+    `positions`, or has another offset there.
+    """
     at = positions.get(reading.partition)
     return at is None or at.offset != reading.at.offset

@@ -1,0 +1,1 @@
+"""The HTTP server of queries: connections, and the fast path for keys."""

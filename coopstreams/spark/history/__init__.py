@@ -1,0 +1,1 @@
+"""Reads the records of topics into Spark, from Kafka or from tables."""

@@ -389,6 +389,9 @@ def _values(
     fold: Kind,
     parts: Mapping[str, Part] | None,
 ) -> Values | None:
+    """Return how SQL gets a number from each value: "any" (it needs none), "int64",
+    "float64" or "json"; None: it cannot.
+    """
     if where is not None or part is not None:
         if source.value != serdes.json and parts is None:
             return None  # conditions and fields are about objects
@@ -436,8 +439,11 @@ def _number(
 
 
 def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
-    """Return the fields of the typed JSON that a serde reads, by attribute; None if its
-    type is not plain.
+    """Return the fields of the typed JSON that a serde reads, by attribute.
+
+    None: the serde reads no typed JSON; or SQL cannot read each field as Python does,
+    because one is not a `str`, `int`, `float` or `bool`, or code of the type decides
+    about a record.
     """
     decoder = decoder_of(serde.decode)
     if (
@@ -469,6 +475,9 @@ def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
 
 
 def _part(each: inspect.Field) -> Part | None:
+    """Return the description of a field of typed JSON; None if its type is not `str`,
+    `int`, `float` or `bool`, with or without None.
+    """
     members = (
         each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
     )

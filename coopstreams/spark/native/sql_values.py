@@ -100,9 +100,9 @@ def with_tokens(
     parts: Mapping[str, Part] | None,
 ) -> tuple[DataFrame, dict[str, Column]]:
     """Return the records with a column for the token of each named field, and these
-    columns by field.
+    columns by field. A token is the JSON text of the field's value.
 
-    `parts`: the fields of typed values by attribute, None for plain JSON.
+    `parts`: the fields of typed JSON by attribute; None: the JSON has no declared type.
     """
     if not names:
         return records, {}
@@ -311,7 +311,9 @@ def _text() -> Column:
 
 
 def _default(part: Part) -> Column:
-    """Return the token of a field that is missing."""
+    """Return the token (the JSON text of a value) that stands for a field that is
+    missing; empty if its default is not known.
+    """
     known = part.default is not None and re.fullmatch(
         _type(part, read=True),
         part.default,

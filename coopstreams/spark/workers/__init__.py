@@ -1,0 +1,1 @@
+"""What Spark's workers need: the user's modules, and reports of their progress."""

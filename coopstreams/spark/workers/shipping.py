@@ -100,8 +100,8 @@ def unship(data: bytes) -> Any:
 def plain_function(
     work: Callable[[Batches], Iterator[pa.RecordBatch]],
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Return a plain function, as Spark requires, that does the work on a worker, even
-    if the user's modules are missing there.
+    """Return an ordinary function (no object with `__call__`), as Spark requires, that
+    does the work on a worker, even if the user's modules are missing there.
 
     Raises:
         TopologyError: see `ship`.
