@@ -487,7 +487,9 @@ class Restore:
         }
 
     def _observed(self, group: int) -> int:
-        """Return the observed window start by which windows of a group expire."""
+        """Return the start (ms) of the newest window of a key group that this restore
+        or an earlier owner has seen: older windows expire by it.
+        """
         return min(self._seen[group], self._times[group])
 
     def _changes(self, keep: dict[bytes, bytes | None]) -> Iterator[Change]:

@@ -219,7 +219,9 @@ class Rocks:
         *,
         reverse: bool = False,
     ) -> Rows:
-        """Return the current rows with start <= key < end."""
+        """Return the current rows with start <= key < end, ascending, or descending
+        with `reverse`. `end` None: no upper bound.
+        """
         return self.scans(family, [(start, end)], reverse=reverse)[0]
 
     def scans(

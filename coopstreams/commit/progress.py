@@ -198,6 +198,8 @@ class Progress:
     """The progress of one task on each of its source partitions. Belongs to its stream
     thread; no I/O.
 
+    Each source has three states: `reached` in memory, `staged` in the commit that was
+    begun last, and `durable` in the last commit that is known to have succeeded.
     `stream_time`, `stable` and `mirrors` are thread-safe: `staged` and `durable` of a
     source are frozen, and replaced as a whole.
     """

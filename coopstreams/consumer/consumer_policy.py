@@ -166,7 +166,9 @@ class Policies:
         return self.policy.reserves_values(topic)
 
     def numbers(self) -> dict[int, str]:
-        """Return all topics by their number."""
+        """Return all topics by the number that stands for them in task ids
+        (`topic_number`).
+        """
         return {topic_number(topic): topic for topic in self._counts}
 
     def close(self) -> None:

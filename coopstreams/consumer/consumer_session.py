@@ -566,8 +566,8 @@ class ConsumerSession:
         ]
 
     def _let_pass(self) -> None:
-        """Commit that key ranges have no earlier records, so that other consumers'
-        transactions need not wait.
+        """Commit, for each key range, that it has no record to process below its first
+        waiting one. Other consumers' transactions then need not wait for it.
         """
         if self._host.now() < self._let_pass_at:
             return
@@ -850,7 +850,9 @@ def _check_part(
     policies: Policies,
     at: TopicPartition,
 ) -> None:
-    """Check that this consumer may read a part of this partition."""
+    """Check that the topic, the cluster and this consumer's settings allow it to read a
+    part of a partition by key range.
+    """
     if not config["allow.individual.commit"]:
         raise ConsumerRangeFetchNotAcceptedError(
             f"{at}: a part of a partition, and allow.individual.commit of this consumer is false"

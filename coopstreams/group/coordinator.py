@@ -309,7 +309,7 @@ class GroupCoordinator:
         )
 
     def rejoin(self) -> None:
-        """Make the group rebalance soon."""
+        """Have this member join the group again soon, which makes the group rebalance."""
         self._connection.soon(
             lambda: None if self._member is None else self._member.request_rejoin()
         )

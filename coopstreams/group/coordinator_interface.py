@@ -130,7 +130,7 @@ class Coordinator(Protocol):
         ...
 
     def rejoin(self) -> None:
-        """Make the group rebalance soon."""
+        """Have this member join the group again soon, which makes the group rebalance."""
 
     def check(self) -> None:
         """Send a heartbeat soon, to learn whether this is still a member."""

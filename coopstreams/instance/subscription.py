@@ -40,7 +40,9 @@ pattern, a look removes it from the topology earlier.
 
 
 class PatternSubscription:
-    """Resolves the patterns regularly, and emits `Matched` when topics are new or gone."""
+    """The regular look for topics that match an application's patterns. It emits
+    `Matched` when matching topics are new or gone.
+    """
 
     def __init__(
         self,

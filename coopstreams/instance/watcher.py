@@ -203,8 +203,10 @@ class Watcher:
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`looks`: functions to call in this order, each with the least time between
-        two calls. Units: seconds.
+        """Make the watcher, which `start` runs.
+
+        `looks`: functions to call in this order, each with the least time between two
+        calls. Units: seconds.
         """
         self._looks = looks
         self._stall_detector = stall_detector

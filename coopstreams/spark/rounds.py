@@ -193,7 +193,12 @@ def _placed(
     taken: Iterable[Round],
     counts: Mapping[int, int],
 ) -> frozenset[str]:
-    """Return the topics between a round and a later one of the same sub-topology."""
+    """Return the topics that lie between a round and a later round of the same
+    sub-topology, among those that it reads or that feed its topics.
+
+    `leads`: for each internal topic, those that records from it reach next. `taken`:
+    the rounds so far. `counts`: the number of rounds of each sub-topology.
+    """
     found = set[str]()
     for round_ in taken:
         if counts[round_.part.id] > 1:

@@ -178,7 +178,9 @@ class Stores(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct, frozen=True):
-    """Whether an instance is paused now."""
+    """The answer to a request to pause or resume an instance: its id, and whether it is
+    paused now.
+    """
 
     id: str
     paused: bool

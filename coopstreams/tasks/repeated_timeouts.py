@@ -47,10 +47,10 @@ class OutlastingError(ProcessingError):
 
 @dataclass(slots=True)
 class Outlasting:
-    """The slow calls of one instance. All its threads share it, because a task may be
-    opened again on another thread.
+    """The calls of one instance that took longer than a time-out, and how often each
+    did. All its threads share it, because a task may be opened again on another thread.
 
-    Units: `limits` in seconds, by the name of the setting.
+    Units: `limits` (the time-outs) in seconds, by the name of the setting.
     """
 
     limits: Mapping[str, float]

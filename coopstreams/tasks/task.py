@@ -351,11 +351,11 @@ class Task:
         self.program.begin()
 
     def _times_ahead(self, source: TopicPartition) -> list[tuple[int, list[int]]]:
-        """Return the offsets and operator times of the parts of the range that were
-        committed further than others.
+        """Return the position and the operator times of each part of the key range that
+        was committed further than the part with the lowest position.
 
-        These times may come from a promise (`promised_times`), which the records do not
-        have.
+        These times may come from a time that the task has promised to readers of timed
+        topics (`promised_times`), so the records alone would not give them.
         """
         lowest = self.progress.lowest(source).position
         return [

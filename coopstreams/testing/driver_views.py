@@ -223,7 +223,10 @@ class StoreView:
         partitions: list[list[tuple[KeyRange, TableStore]]],
         past: StoreView | None = None,
     ) -> None:
-        """`past`: the store with ended versions of the rows, for a versioned table."""
+        """Make a view over the stores of all tasks. `partitions`: for each partition,
+        the key ranges of its tasks and their stores. `past`: the store with the ended
+        versions of the rows, for a versioned table.
+        """
         self._spec = spec
         self._partitions = partitions
         self._past = past

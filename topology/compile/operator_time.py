@@ -301,7 +301,9 @@ def _ways(
 
 
 def _known_part(way: _Chain) -> _Chain:
-    """Return a path up to the first node whose output depends on its store or task."""
+    """Return the beginning of a path of nodes, up to the first node whose output
+    depends on more than the record: on a store, or on its task.
+    """
     for at, node in enumerate(way):
         if not isinstance(node, _STATELESS) or getattr(node, "table", False):
             return way[: at + 1]
@@ -309,8 +311,8 @@ def _known_part(way: _Chain) -> _Chain:
 
 
 def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
-    """Return a path without the steps at its end that pass every record to its last
-    node.
+    """Return the part of a path of nodes that decides which records reach its end:
+    without the last steps if they pass every record on.
 
     A mapper drops a record only if it fails and a handler goes on without the record.
     If the handler says `fail`, the record's task stops there and processes the record

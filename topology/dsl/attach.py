@@ -69,8 +69,8 @@ class TableFlow:
         return self.store.kind in ("window", "session")
 
     def kept(self, name: str, value: Serde[Any]) -> StoreSpec:
-        """Return a store with the keys and windows of this table, and with default
-        options.
+        """Return the specification of a store for a view of this table: with the
+        table's keys and windows, another name and serde of values, and default options.
         """
         options: dict[str, Any] = {
             "logged": True,

@@ -277,10 +277,11 @@ def _ports(
     edge: Edge,
     ends: Edge,
 ) -> tuple[float, float]:
-    """Return how far from their middles an arrow passes the borders of the frames in
-    which it begins and ends.
+    """Return, for the frames in which an arrow begins and ends, how far from the middle
+    of the border the arrow passes it. Units: pixels.
 
-    `edge`: the frames. `ends`: the boxes in them.
+    `edge`: the two frames, or boxes outside of frames. `ends`: the boxes between which
+    the arrow goes.
     """
     return (
         _port(framed, edge[0], ends[0], _exit(ends[1])),
@@ -296,6 +297,9 @@ def _port(
 ) -> float:
     """Return how far from the middle of a frame an arrow passes its border; 0 for a box
     that is in no frame.
+
+    `block`: the frame. `name`: the box. `port`: the id of the point at the border.
+    Units: pixels.
     """
     if block == name:
         return 0.0

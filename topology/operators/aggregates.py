@@ -304,10 +304,11 @@ def _add_to_row(
     key_bytes: str,
     skip: str | None = None,
 ) -> None:
-    """Generate code that adds a record to a row and forwards the row. Generate nothing
-    for this record afterwards.
+    """Generate code that aggregates a record into the row of its key and forwards the
+    row. It is the last code for this record.
 
-    `skip`: the statement that follows a failure, if it is not the function's own.
+    `skip`: the statement that goes on with the next record after a failure; None: the
+    function's own.
     """
     entry = function.entry_of(node.store, key_bytes)
     before = function.fresh("old")

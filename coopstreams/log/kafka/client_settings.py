@@ -169,7 +169,10 @@ def consumer_settings(
     *,
     committed_only: bool,
 ) -> dict[str, Any]:
-    """Return the settings of a reader."""
+    """Return librdkafka's settings for a reader. `committed_only`: whether it gets
+    committed records only (`read_committed`), or those of open and aborted transactions
+    as well.
+    """
     return client_settings(settings, "consumer") | {
         "isolation.level": "read_committed" if committed_only else "read_uncommitted"
     }
