@@ -487,8 +487,9 @@ class Restore:
         }
 
     def _observed(self, group: int) -> int:
-        """Return the start (ms) of the newest window of a key group that this restore
-        or an earlier owner has seen: older windows expire by it.
+        """Return the time (ms) by which windows of a key group expire: the start of the
+        newest window in the records read so far, but at most the stream time at which
+        the group's task begins.
         """
         return min(self._seen[group], self._times[group])
 
