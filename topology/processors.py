@@ -226,7 +226,9 @@ class CallContext(Generic[K2, V2]):
         below: Collection[str],
         node: str,
     ) -> None:
-        """`rows`: the row of the record's key in each store. `below`: the names of the
+        """Make the context of one call.
+
+        `rows`: the row of the record's key in each store. `below`: the names of the
         nodes to which the function may forward. `node`: the name of the operator.
         """
         self.metadata = where

@@ -167,8 +167,9 @@ def value_at(
     timestamp: int,
     oldest: int,
 ) -> Any:
-    """Return the value that was valid at a moment, or None where `version_at` returns
-    None.
+    """Return the value of the version of a row that was valid at a moment (`timestamp`,
+    ms). None: there was none, or it was a deletion, or `oldest` is later: see
+    `version_at`.
     """
     version = version_at(versions, past, key, timestamp, oldest)
     return None if version is None else version[1]

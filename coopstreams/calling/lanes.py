@@ -137,7 +137,9 @@ class Lane(Generic[AnyCall]):
         ended: Callable[[Sequence[AnyCall]], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`ended`: called on another thread with the calls that have ended, at most
+        """Make a lane without calls.
+
+        `ended`: called on another thread with the calls that have ended, at most
         `TOGETHER_S` later.
         """
         self._loop = host.event_loop()

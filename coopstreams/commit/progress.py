@@ -455,7 +455,10 @@ class Progress:
         return topic_number(self.topic_ids.get(partition.topic, ""))
 
     def _needs(self, source: _SourcePosition) -> bool:
-        """Return whether the plain offset cannot hold all new segments of a source."""
+        """Return whether the next commit of a source needs an individual commit: the
+        plain offset alone cannot say what is done, or would let older individual
+        commits count.
+        """
         if not self.key_range.is_whole:
             return source.segments != source.durable.segments
         # Also when nothing moved: the plain offset, written at this term, outranks

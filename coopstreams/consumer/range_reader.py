@@ -71,7 +71,9 @@ class RangeReader:
         reserves: Callable[[str], bool],
         filter_: RecordFilter | None,
     ) -> None:
-        """`most_bytes`: the size of the cache. `reserves`: whether values of a topic's
+        """Make a reader of no partition.
+
+        `most_bytes`: the size of the cache. `reserves`: whether values of a topic's
         records may be cached.
         """
         self._reader = make_reader()

@@ -103,7 +103,11 @@ class SourceTimes:
         most_skew_ms: int | None,
         host: Host,
     ) -> None:
-        """`most_skew_ms`: see `max.time.skew.ms`; None: any skew is allowed."""
+        """Begin without any known time. `idle_ms`: how long a source has to be silent
+        before its task promises times.
+
+        `most_skew_ms`: see `max.time.skew.ms`; None: any skew is allowed.
+        """
         self.idle_s = idle_ms / 1000
         """How long a partition is silent until its task promises. Units: seconds."""
         self._log = log

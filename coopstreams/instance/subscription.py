@@ -54,7 +54,11 @@ class PatternSubscription:
         host: Host = SYSTEM,
         version: LastVersion | None = None,
     ) -> None:
-        """`version`: as for `resolve_topology`."""
+        """Make a subscription that was last resolved to `resolved`. `emit`: called with
+        each `Matched` event.
+
+        `version`: as for `resolve_topology`.
+        """
         self._host = host
         self._version = version
         self._log = cluster

@@ -70,7 +70,9 @@ class TopicChanges:
         found: StallDetector,
         emit: Callable[[Event], None],
     ) -> None:
-        """`grown`: returns a sentence for each source topic that has got partitions.
+        """Make the comparison; nothing is compared yet.
+
+        `grown`: returns a sentence for each source topic that has got partitions.
         `found`: stores the findings to be reported.
         """
         self._log = cluster

@@ -153,8 +153,10 @@ class ShareThread:
         holds: Callable[[], str],
         emit: Callable[[Event], None],
     ) -> None:
-        """`connect`: returns a new member of the group. `holds`: returns the reason why
-        no record may be taken now; empty if records may be taken.
+        """Make the thread; `start` starts it.
+
+        `connect`: returns a new member of the group. `holds`: returns the reason why no
+        record may be taken now; empty if records may be taken.
         """
         host = services.host
         self.number = number

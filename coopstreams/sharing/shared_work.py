@@ -340,8 +340,10 @@ class DeliveryCalls:
         tell: Callable[[], None],
         host: Host,
     ) -> None:
-        """`ahead`: the part of the program that finds the calls. `tell`: called on
-        another thread when calls have ended.
+        """Begin without calls.
+
+        `ahead`: the part of the program that finds the calls. `tell`: called on another
+        thread when calls have ended.
         """
         self._nodes = {
             node.name: node

@@ -36,7 +36,10 @@ class Heat:
     """The samples of one task's keys. Used by the task's thread."""
 
     def __init__(self, groups: int) -> None:
-        """`groups`: the number of the task's key groups."""
+        """Begin without samples.
+
+        `groups`: the number of the task's key groups.
+        """
         self._groups = groups
         self._weights: dict[int, float] = {}
         self._next = 0

@@ -66,7 +66,10 @@ class Losses:
     """
 
     def __init__(self, stores: Mapping[str, str]) -> None:
-        """`stores`: the name of each node's store."""
+        """Begin without counts.
+
+        `stores`: the name of each node's store.
+        """
         self._stores = stores
         self._slices: deque[_Slice] = deque()
         self._said_at: dict[Site, float] = {}
@@ -94,7 +97,9 @@ class Losses:
                 latest.dropped[subtopology, node, reason] += count
 
     def look(self, now: float) -> list[str]:
-        """Compute `known`; return the losses that are to be logged now, in words."""
+        """Set `known`, the operators that drop many records, from the counts of the
+        last `WINDOW_S` seconds. Return those that are to be logged now, as sentences.
+        """
         while self._slices and now - self._slices[0].since > WINDOW_S:
             self._slices.popleft()
         found = dict(self._found())

@@ -202,8 +202,10 @@ class StreamThread:
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
-        """`rests_s`: how long the thread waits before its first message, unless tasks
-        are closed or it is stopped.
+        """Make the thread; `start` starts it.
+
+        `rests_s`: how long the thread waits before its first message, unless tasks are
+        closed or it is stopped.
         """
         self.number = number
         self._host = host
@@ -505,8 +507,8 @@ class StreamThread:
                 task.program.promise(source, message.times)
 
     def _wake(self) -> None:
-        """End idling. The next commit is on the grid of intervals that it would have
-        had without idling.
+        """Note that the thread is no longer idle, and set the time of the next commit:
+        a whole number of commit intervals after the last due time.
         """
         if self._idle:
             self._idle = False

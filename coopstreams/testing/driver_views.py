@@ -176,7 +176,10 @@ class OutputTopic(Generic[K, V]):
     """A topic to read results from. Made by `TopologyTestDriver.output`."""
 
     def __init__(self, records: Callable[[int], list[OutputRecord[K, V]]]) -> None:
-        """`records`: returns the records of the topic from a given index on."""
+        """Begin at the first record.
+
+        `records`: returns the records of the topic from a given index on.
+        """
         self._records = records
         self._read = 0
 

@@ -58,7 +58,10 @@ _AGES_MS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The functions of an aggregation: see `nodes.Aggregate`."""
+    """The functions with which an aggregation folds records, each None if it has none:
+    see `nodes.Aggregate`. `method`: the DSL method that was called, for error messages.
+    `subtractor`: removes an old value, when a table is aggregated.
+    """
 
     method: str
     initializer: Function | None = None
