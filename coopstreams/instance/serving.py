@@ -177,6 +177,10 @@ class Serving:
             )
         return self._placement[1]
 
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions that a task reads, whichever instance has it."""
+        return self._components.sources(task)
+
     def view(
         self,
         store: str,

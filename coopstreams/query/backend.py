@@ -23,6 +23,7 @@ from coopstreams.common.setting_values import reachable
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.status.model import InstanceStatus, Kind
 from coopstreams.status.reasons import Health
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.serdes import Serde, Windowed
@@ -243,6 +244,10 @@ class Backend(Protocol):
         The same object until an assignment or an instance's url changes, so that
         derived values can be cached in it.
         """
+        ...
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions that a task reads, whichever instance has it."""
         ...
 
     def view(

@@ -4,7 +4,7 @@ group. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from coopstreams.query.backend import Peer, Placement, StoreInfo
 from coopstreams.query.formats import show_key
@@ -23,6 +23,7 @@ from coopstreams.status.model import (
 )
 from coopstreams.status.reasons import Reason
 from coopstreams.tasks.task_figures import TaskPlace, TaskStatus
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import key_group
 from coopstreams.topology.task_id import TaskId
 
@@ -32,9 +33,10 @@ def metadata(
     placement: Placement,
     stores: Mapping[str, StoreInfo],
     status: InstanceStatus,
+    sources: Callable[[TaskId], Iterable[TopicPartition]],
 ) -> Metadata:
     """Return the instances with their tasks and key ranges. `status`: that of this
-    instance.
+    instance. `sources`: the partitions that a task reads.
     """
     own = {task.id: task for task in status.tasks}
     no_task = TaskStatus(id="", subtopology=0, partition=0, key_range="")
@@ -49,6 +51,9 @@ def metadata(
             partition=place.partition,
             key_range=place.key_range,
             state=known.state,
+            first_hash=str(id_.key_range.start),
+            last_hash=str(id_.key_range.end),
+            topics=tuple(sorted(source.topic for source in sources(id_))),
             stores=tuple(
                 name
                 for name, store in sorted(stores.items())

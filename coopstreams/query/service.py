@@ -309,6 +309,7 @@ class QueryService:
             backend.placement(),
             backend.stores(),
             backend.status(),
+            backend.sources,
         )
         return msgspec.json.encode(told)
 

@@ -90,10 +90,22 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class LocatedTask(TaskPlace, frozen=True, kw_only=True):
-    """A task and its stores. State and lag are null except for tasks of the instance
-    that was asked.
+    """A task, its sources and its stores. State and lag are null except for tasks of
+    the instance that was asked.
     """
 
+    first_hash: Annotated[
+        str,
+        Meta(
+            description="The bounds of `key_range`, both included. Texts, because 63 bits are too many for a number in "
+            "JavaScript."
+        ),
+    ]
+    last_hash: str
+    topics: Annotated[
+        tuple[str, ...],
+        Meta(description="The topics of which it reads `partition`."),
+    ]
     stores: tuple[str, ...]
     lag: int | None
 

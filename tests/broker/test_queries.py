@@ -37,6 +37,7 @@ from coopstreams import (
 )
 from coopstreams.query.client import QueryClient
 from coopstreams.query.client_requests import VersionFound
+from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -140,6 +141,7 @@ class Running:
     """Two instances, their input, and a client of each."""
 
     begin: int
+    topics: dict[str, str]
     apps: list[CoopStreams]
     clients: list[QueryClient]
     plain: httpx.Client
@@ -220,7 +222,7 @@ def running(
             trust_env=False,
             timeout=60,
         ) as plain:
-            yield Running(begin, apps, clients, plain)
+            yield Running(begin, topics, apps, clients, plain)
 
 
 @pytest.fixture(params=[0, 1])
@@ -259,6 +261,28 @@ def test_both_instances_own_keys_of_every_store(
             )
             == 8
         )
+
+
+def test_the_metadata_has_each_hash_of_each_source_partition_once(
+    running: Running, queries: QueryClient
+) -> None:
+    """As the proposal's `topicPartitionsWithKeyRange`."""
+    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for instance in queries.metadata()["instances"]:
+        for task in instance["tasks"]:
+            bounds = int(task["first_hash"]), int(task["last_hash"])
+            for topic in task["topics"]:
+                found.setdefault((topic, task["partition"]), []).append(bounds)
+    assert found.keys() == {
+        (running.topics[name], number)
+        for name in ("events", "prices")
+        for number in (0, 1)
+    }
+    for ranges in found.values():
+        ranges.sort()
+        assert len(ranges) == 4
+        assert (ranges[0][0], ranges[-1][1]) == (0, KeyRange.MAX)
+        assert all(end + 1 == start for (_, end), (start, _) in pairwise(ranges))
 
 
 def test_windows_have_the_ends_that_their_operator_gave_them(

@@ -340,6 +340,9 @@ class Node:
     def placement(self) -> Placement:
         return self.told
 
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return (TopicPartition("lines", task.partition),)
+
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         for opening in list(self.openings.values()):
             if opening.task.partition == partition and hash_ in opening.task.key_range:

@@ -103,7 +103,7 @@ def test_stores_are_listed_without_counting_them(cluster: Cluster) -> None:
     assert node.reads == reads
 
 
-def test_metadata_names_instances_tasks_and_key_ranges(cluster: Cluster) -> None:
+def test_metadata_names_instances_tasks_topics_and_key_ranges(cluster: Cluster) -> None:
     for node in cluster.nodes:
         answer = get(node.url + "/v1/metadata")
         assert (answer["application"], answer["generation"], answer["here"]) == (
@@ -119,11 +119,15 @@ def test_metadata_names_instances_tasks_and_key_ranges(cluster: Cluster) -> None
             for n in cluster.nodes
         }
         task = next(i for i in answer["instances"] if i["id"] == node.name)["tasks"][0]
-        assert task | {"id": "", "partition": 0, "key_range": ""} == {
-            "id": "",
+        mine = min(cluster.placed[node.name])
+        assert task == {
+            "id": str(mine),
             "subtopology": 0,
-            "partition": 0,
-            "key_range": "",
+            "partition": mine.partition,
+            "key_range": str(mine.key_range),
+            "first_hash": str(mine.key_range.start),
+            "last_hash": str(mine.key_range.end),
+            "topics": ["lines"],
             "stores": sorted(INFOS.keys() - {"names"}),
             "state": "running",
             "lag": 4,
