@@ -24,6 +24,8 @@ MAX_NAME_LENGTH = 249
 """The length of the longest topic name that a broker accepts."""
 COMMIT_TOPIC = "__individual_commit_offsets"
 """The topic to which every group commits the progress of its key ranges."""
+OFFSETS_TOPIC = "__consumer_offsets"
+"""Kafka's topic of the offsets of groups."""
 MARKS = "-backfill-"
 """The text between the application id and the run in the name of a backfill's topic of
 marks.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from coopstreams.commit.hidden_commits import NAMED, Ahead
@@ -46,12 +46,16 @@ from coopstreams.commit.view import (
     PartitionStart,
     Winner,
 )
-from coopstreams.common.topic_settings import setting_command
-from coopstreams.log.log import Log, Position, Reader
+from coopstreams.common.topic_settings import IN_SYNC, setting_command
+from coopstreams.log.log import Log, Position, Reader, TopicSpec
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    OffsetOutOfRangeError,
+)
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.naming import COMMIT_TOPIC
+from coopstreams.topology.naming import COMMIT_TOPIC, OFFSETS_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +101,8 @@ class Follower:
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
         if COMMIT_TOPIC not in counts:
-            log.create_topics([topic_spec(partitions, replication)])
+            spec = topic_spec(partitions, replication)
+            log.create_topics([_as_durable_as_offsets(log, spec)])
             counts = log.partitions([COMMIT_TOPIC])
         self.partitions = counts[COMMIT_TOPIC]
         self.group = group
@@ -484,3 +489,28 @@ class Follower:
         else:
             if self._unreadable:
                 self._unreadable.pop(key, None)
+
+
+def _as_durable_as_offsets(log: Log, spec: TopicSpec) -> TopicSpec:
+    """Return the specification of the commit topic with at least the replicas and the
+    `min.insync.replicas` of `__consumer_offsets`.
+
+    A cluster without that topic, or a user that may not see it, leaves it as it is.
+
+    Source: the proposal's section on individual commits.
+    """
+    replicas = log.replicas(OFFSETS_TOPIC)
+    if not replicas:
+        return spec
+    # The broker's default, -1, is at least 1.
+    if replicas > max(1, spec.replication):
+        spec = replace(spec, replication=replicas)
+    try:
+        in_sync = int(log.topic_config(OFFSETS_TOPIC).get(IN_SYNC, "1"))
+    except LogError as error:
+        if error.retryable:
+            raise
+        return spec
+    if 1 < in_sync <= replicas:
+        spec = replace(spec, config={**spec.config, IN_SYNC: str(in_sync)})
+    return spec

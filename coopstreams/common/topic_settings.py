@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+IN_SYNC = "min.insync.replicas"
+
 
 def policies(settings: Mapping[str, str]) -> set[str]:
     """Return the words of `cleanup.policy`; an empty set if it is not known."""

@@ -51,10 +51,10 @@ from coopstreams.group.transaction_requests import PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
+from coopstreams.topology.naming import OFFSETS_TOPIC
 
 log = logging.getLogger(__name__)
 
-OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
 SLICE_MS = 3000
 GLANCE_MS = 1000

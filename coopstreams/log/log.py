@@ -490,6 +490,12 @@ class Log(Protocol):
         """
         ...
 
+    def replicas(self, topic: str) -> int:
+        """Return the fewest replicas that a partition of a topic has, by the last list
+        of all topics; 0: the topic is not in it.
+        """
+        ...
+
     def silent_replicas(
         self,
         partitions: Collection[TopicPartition],

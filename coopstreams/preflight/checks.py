@@ -15,7 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from coopstreams.common.topic_settings import deletes, policies, setting_command
+from coopstreams.common.topic_settings import (
+    IN_SYNC,
+    deletes,
+    policies,
+    setting_command,
+)
 from coopstreams.log.log import BROKERS_TIME, TopicSpec
 from coopstreams.preflight.facts import Facts, made_compact
 from coopstreams.preflight.findings import Check
@@ -32,6 +37,7 @@ from coopstreams.topology.errors import (
 )
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import TopicPlan
+from coopstreams.topology.naming import COMMIT_TOPIC, OFFSETS_TOPIC
 
 _TYPE = "message.timestamp.type"
 _LAG = "min.compaction.lag.ms"
@@ -285,6 +291,32 @@ def windows_by_age(facts: Facts) -> Iterator[str]:
             )
 
 
+def less_durable_commits(facts: Facts) -> Iterator[str]:
+    """Yield a finding if the commit topic survives less than `__consumer_offsets`."""
+    if not facts.replicas:
+        return
+    mine = facts.replicas[COMMIT_TOPIC]
+    wanted = facts.replicas[OFFSETS_TOPIC]
+    if mine < wanted:
+        yield (
+            f"{COMMIT_TOPIC} has {mine} replica{'s' * (mine != 1)}, and {OFFSETS_TOPIC} has {wanted}: when brokers are "
+            "lost, the progress of groups may be lost although their offsets are not, and records are processed twice. "
+            f"Give each of its partitions {wanted} replicas: `kafka-reassign-partitions.sh --bootstrap-server HOST:PORT "
+            "--execute --reassignment-json-file FILE`, where FILE names the brokers of each partition"
+        )
+        return
+    in_sync, all_in_sync = (
+        int(facts.settings.get(topic, {}).get(IN_SYNC, "0"))
+        for topic in (COMMIT_TOPIC, OFFSETS_TOPIC)
+    )
+    if 0 < in_sync < all_in_sync:
+        yield (
+            f"{COMMIT_TOPIC} has {IN_SYNC}={in_sync}, and {OFFSETS_TOPIC} has {all_in_sync}: a commit may be lost with "
+            f"{in_sync} broker{'s' * (in_sync != 1)}. Change it: "
+            f"{setting_command(COMMIT_TOPIC, IN_SYNC, str(all_in_sync))}"
+        )
+
+
 def unknown_sinks(facts: Facts) -> Iterator[str]:
     """Yield a finding if topics for results or dead letters do not exist."""
     written = dead_letter_topics(facts.topology, facts.config)
@@ -449,6 +481,10 @@ CHECKS: tuple[Check[Facts], ...] = (
     Check(
         "a restore without windows that are still open",
         windows_by_age,
+    ),
+    Check(
+        "progress that is lost with brokers whose loss the offsets of groups survive",
+        less_durable_commits,
     ),
     Check(
         "an application that fails at its first result",

@@ -3,7 +3,8 @@ before anything is created.
 
 Invariant: `gather` lists the topics once at most, and describes their settings in one
 request. A request for a single topic is made only if a check needs it: for example, the
-ends of changelogs while the record of the last version is missing.
+ends of changelogs while the record of the last version is missing. The settings of the
+commit topic are asked for beside the others, because a user may not see these.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ from coopstreams.topology.graph.partitions import (
     check_partitions,
 )
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import backfill_runs, changelog_topic, topology_topic
+from coopstreams.topology.naming import (
+    COMMIT_TOPIC,
+    OFFSETS_TOPIC,
+    backfill_runs,
+    changelog_topic,
+    topology_topic,
+)
 
 _ANY_TIME = dict.fromkeys(
     ("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"),
@@ -80,6 +87,11 @@ class Facts:
     """The differences from the version that ran last."""
     unpublished: str = ""
     """The run of a backfill that is not published; empty: there is none."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """The fewest replicas of a partition of the commit topic and of
+    `__consumer_offsets`, by topic; empty: one of them does not exist, or is not visible
+    to this user. `settings` has both, if brokers return them.
+    """
     foreign: TopicPartition | None = None
     """A changelog with records although the record of the last version is missing;
     None: there is none.
@@ -203,7 +215,7 @@ def gather_at_start(
     if facts.misfit is not None:
         return facts
     return replace(
-        facts,
+        _with_commit_topic(cluster, facts),
         unpublished=_unpublished(facts),
         foreign=_foreign(cluster, facts),
     )
@@ -278,6 +290,21 @@ def _settings(cluster: Log, facts: Facts) -> tuple[dict[str, dict[str, str]], st
         if error.retryable:
             raise
         return of_sources, str(error)
+
+
+def _with_commit_topic(cluster: Log, facts: Facts) -> Facts:
+    """Return the facts with those about the commit topic and `__consumer_offsets`."""
+    both = (COMMIT_TOPIC, OFFSETS_TOPIC)
+    if not facts.counts.keys() >= set(both):
+        return facts
+    facts = replace(facts, replicas={topic: cluster.replicas(topic) for topic in both})
+    try:
+        found = _configs(cluster, both)
+    except LogError as error:
+        if error.retryable:
+            raise
+        return facts
+    return replace(facts, settings={**facts.settings, **found})
 
 
 def _configs(cluster: Log, topics: Sequence[str]) -> dict[str, dict[str, str]]:

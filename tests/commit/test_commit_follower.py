@@ -25,13 +25,14 @@ from coopstreams.commit.record import (
     partition_of,
     topic_spec,
 )
+from coopstreams.common.topic_settings import IN_SYNC
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec, Writer
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.naming import COMMIT_TOPIC
+from coopstreams.topology.naming import COMMIT_TOPIC, OFFSETS_TOPIC
 from tests.conftest import Kafka
 
 PATIENCE_S = 90.0
@@ -142,6 +143,24 @@ def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
         log.topic_config(COMMIT_TOPIC)["cleanup.policy"],
     ) == (PARTITIONS, "compact")
     assert Follower(log, "g", partitions=7).partitions == PARTITIONS
+
+
+@pytest.mark.parametrize(
+    ("asked", "replicas", "made"),
+    [(-1, 3, 3), (1, 3, 3), (2, 3, 3), (3, 2, 3), (-1, 1, 1)],
+)
+def test_the_topic_is_made_as_durable_as_the_offsets_of_groups(
+    asked: int,
+    replicas: int,
+    made: int,
+) -> None:
+    """It had the brokers' default: often 1, where the offsets have 3."""
+    log = MemoryLog()
+    in_sync = str(max(1, replicas - 1))
+    log.create_topics([TopicSpec(OFFSETS_TOPIC, 50, {IN_SYNC: in_sync}, replicas)])
+    Follower(log, "g", replication=asked)
+    assert log.replicas(COMMIT_TOPIC) == made
+    assert log.topic_config(COMMIT_TOPIC).get(IN_SYNC, "1") == in_sync
 
 
 def test_a_topic_that_is_made_anew_while_it_is_followed_is_named() -> None:

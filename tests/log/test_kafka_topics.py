@@ -47,6 +47,15 @@ def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(
     log.close()
 
 
+def test_the_replicas_of_a_topic_are_those_of_the_last_list(kafka: Kafka) -> None:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    topic, none = kafka.topic("there", 3), kafka.unique("missing")
+    assert log.replicas(topic) == 0, "nothing was listed"
+    log.partitions()
+    assert (log.replicas(topic), log.replicas(none)) == (1, 0)
+    log.close()
+
+
 @pytest.mark.parametrize(
     "spec",
     [

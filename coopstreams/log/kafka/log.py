@@ -35,7 +35,7 @@ from coopstreams.common.acl_errors import Attempt
 from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.end_offsets import Ends, EndsAnswer
-from coopstreams.group.hanging_transactions import OFFSETS_TOPIC, Transactions
+from coopstreams.group.hanging_transactions import Transactions
 from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     client_settings,
@@ -70,6 +70,7 @@ from coopstreams.topology.errors import (
     LogError,
     UnknownTopicError,
 )
+from coopstreams.topology.naming import OFFSETS_TOPIC
 
 LOOK_S = 1.0
 GLANCE_S = 3.0
@@ -139,6 +140,8 @@ class KafkaLog:
         """The topics in a broker's last list, updated by answers about single topics;
         None: no list was requested yet.
         """
+        self._replicas: Mapping[str, int] = {}
+        """The fewest replicas of a partition of each topic in that list."""
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False
@@ -351,6 +354,10 @@ class KafkaLog:
         """
         return self._watermarks(partition)[1]
 
+    def replicas(self, topic: str) -> int:
+        """Return the fewest replicas of a partition by the last list of all topics."""
+        return self._replicas.get(topic, 0)
+
     def silent_replicas(
         self,
         partitions: Collection[TopicPartition],
@@ -476,6 +483,13 @@ class KafkaLog:
         }
         with self._topics_lock:
             self._listed = frozenset(known)
+        self._replicas = {
+            name: min(
+                (len(one.replicas) for one in found[name].partitions.values()),
+                default=0,
+            )
+            for name in known
+        }
         return known
 
     def _count(self, topic: str) -> int | None:

@@ -133,6 +133,12 @@ class MemoryLog:
         """Return the end offset: there is one broker, which never hangs."""
         return self.end_offset(partition)
 
+    def replicas(self, topic: str) -> int:
+        """Return the replicas that the topic was created with; 0: it does not exist."""
+        with self._state.changed:
+            found = self._state.topics.get(topic)
+        return 0 if found is None else max(1, found.spec.replication)
+
     def silent_replicas(
         self,
         partitions: Collection[TopicPartition],  # noqa: ARG002

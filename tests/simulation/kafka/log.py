@@ -166,6 +166,11 @@ class SimulatedLog:
         """Return the end that a broker reports: the same request here."""
         return self.end_offset(partition)
 
+    def replicas(self, topic: str) -> int:
+        """Return the replicas that the topic was created with; 0: it does not exist."""
+        found = self._state.topics.get(topic)
+        return 0 if found is None else max(1, found.spec.replication)
+
     def silent_replicas(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, frozenset[int]]:
