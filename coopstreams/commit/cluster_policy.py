@@ -68,6 +68,7 @@ LOOK_EVERY_S = 5.0
 """The time between two reads of the policy by a process."""
 
 _PARTITION = TopicPartition(TOPIC, 0)
+_WHERE = " (`coopstreams policy get`)"
 _TIMEOUT_S = 30.0
 _BATCH = 1000
 
@@ -79,11 +80,13 @@ class Policy:
     """
 
     values: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    allowed: bool = True
+    """Whether the application accepts it for itself: its `allow.individual.commit`."""
 
     @property
     def accepts_individual_commit(self) -> bool:
         """Whether groups may commit individual offsets."""
-        return self.get("accept.individual.commit")
+        return self.allowed and self.get("accept.individual.commit")
 
     def accepts_range_fetch(self, topic: str) -> bool:
         """Return whether a topic may be read by key range: the topic allows it, and the
@@ -93,17 +96,19 @@ class Policy:
 
     def forbids_ranges(self, topics: Iterable[str]) -> str:
         """Return which setting keeps an application from reading these topics by key
-        range; empty: none does.
+        range, in words; empty: none does.
         """
+        if not self.allowed:
+            return "allow.individual.commit=false"
         if not self.accepts_individual_commit:
-            return "the cluster has accept.individual.commit=false"
+            return f"the cluster has accept.individual.commit=false{_WHERE}"
         forbidden = [
             topic
             for topic in topics
             if self.values.get((topic, "accept.range.fetch")) is False
         ]
         return (
-            f"{', '.join(sorted(forbidden))}: accept.range.fetch=false"
+            f"{', '.join(sorted(forbidden))}: accept.range.fetch=false{_WHERE}"
             if forbidden
             else ""
         )

@@ -193,6 +193,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         1,
         "Least number of key ranges a partition is split into; more when threads outnumber partitions.",
     ),
+    "allow.individual.commit": (
+        boolean,
+        True,
+        "Whether partitions may be shared, and records that wait for calls let others pass. False: the application "
+        "restricts itself as `accept.individual.commit=false` of the cluster does.",
+    ),
     "ranges.before.windows": (
         boolean,
         False,

@@ -233,6 +233,7 @@ class Components:
             watching,
             lambda: self.plan.resolved,
             self.host,
+            allowed=config["allow.individual.commit"],
         )
         closing.callback(self.restrictions.close)
         self.source_times = SourceTimes(

@@ -4,6 +4,7 @@ records out of order.
     accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
     accept.individual.commit=false  the cluster's policy: all sub-topologies do, and records that wait for calls keep
                                     their order
+    allow.individual.commit=false   the application's setting: the same
     ranges.before.windows=false     the application's setting: sub-topologies do that feed windows without a clock
 
 Each member announces which of its sub-topologies may be divided, and the group divides
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from coopstreams.commit.cluster_policy import (
     LOOK_EVERY_S,
@@ -51,11 +53,16 @@ class Restrictions:
         cluster: Log,
         resolved: Callable[[], ResolvedTopology],
         host: Host = SYSTEM,
+        *,
+        allowed: bool = True,
     ) -> None:
+        """Make it without reading. `allowed`: the application's
+        `allow.individual.commit`.
+        """
         self._log = cluster
         self._resolved = resolved
         self._host = host
-        self.policy = Policy()
+        self.policy = Policy(allowed=allowed)
         self._topic: PolicyTopic | None = None
         self._look_at = 0.0
         self._said = ""
@@ -70,7 +77,7 @@ class Restrictions:
             return None
         before = self.policy
         try:
-            self.policy = self._read()
+            self.policy = replace(self._read(), allowed=before.allowed)
             self._said = ""
         except (LogError, UnknownTopicError) as error:
             self.close()
@@ -159,7 +166,7 @@ def _reason(
     policy: Policy,
 ) -> str:
     if forbidden := policy.forbids_ranges(part.topics):
-        return f"{forbidden} (`coopstreams policy get`)"
+        return forbidden
     if stores := resolved.before_windows.get(part.id):
         return (
             f"its records go through a topic into {', '.join(sorted(stores))}, where those of the key range that reads "

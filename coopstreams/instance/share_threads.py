@@ -90,7 +90,4 @@ def _forbidden(made: Components) -> str:
     """Return which policy forbids processing in the broker's order, in words; empty:
     none does.
     """
-    reason = made.restrictions.policy.forbids_ranges(
-        made.plan.topology.unordered_topics
-    )
-    return reason and f"{reason} (`coopstreams policy get`)"
+    return made.restrictions.policy.forbids_ranges(made.plan.topology.unordered_topics)

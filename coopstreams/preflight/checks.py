@@ -76,6 +76,18 @@ def unordered_in_transactions(facts: Facts) -> Iterator[str]:
         )
 
 
+def unordered_not_allowed(facts: Facts) -> Iterator[str]:
+    """Yield a finding if a share group reads a source although the application's own
+    setting keeps the order.
+    """
+    topics = facts.topology.unordered_topics
+    if topics and not facts.config["allow.individual.commit"]:
+        yield (
+            f'"{topics[0]}" is read with order="none", but allow.individual.commit=false keeps records in order: '
+            "nothing of it would be processed. Leave out one of them."
+        )
+
+
 def unknown_sources(facts: Facts) -> Iterator[str]:
     """Yield a finding if a source topic does not exist."""
     if isinstance(facts.misfit, UnknownTopicError):
@@ -417,6 +429,11 @@ CHECKS: tuple[Check[Facts], ...] = (
     Check(
         "results that count although their records are processed again",
         unordered_in_transactions,
+        ConfigError,
+    ),
+    Check(
+        "a source that waits for ever because of the application's own setting",
+        unordered_not_allowed,
         ConfigError,
     ),
     Check(

@@ -119,6 +119,19 @@ def test_the_group_hears_of_a_change_if_and_only_if_it_concerns_this_application
     )
 
 
+def test_an_application_may_restrict_itself_whatever_the_cluster_allows() -> None:
+    log = cluster()
+    restrictions = Restrictions(log, lambda: PROGRAM, allowed=False)
+    PolicyTopic(log).set("accept.individual.commit", True)
+    assert restrictions.look() is None
+    assert not restrictions.policy.accepts_individual_commit
+    assert [runs.divisible for runs in restrictions.announced()] == [False, False]
+    assert in_words(restricted(PROGRAM, restrictions.policy)) == [
+        "sub-topologies 0, 1 run with whole partitions: allow.individual.commit=false"
+    ]
+    restrictions.close()
+
+
 def test_the_reason_names_topic_and_setting() -> None:
     policy = Policy({("orders", "accept.range.fetch"): False})
     assert in_words(restricted(PROGRAM, policy)) == [

@@ -96,6 +96,15 @@ DEAD = {
     ("write", "settings", "kind", "parts"),
     [
         pytest.param(
+            lambda b: b.stream("in", key=serdes.raw, value=serdes.raw, order="none").to(
+                "out"
+            ),
+            {"allow.individual.commit": "false"},
+            ConfigError,
+            ['"in" is read with order="none"', "Leave out one"],
+            id="an order that is none, and kept",
+        ),
+        pytest.param(
             copied("missing"),
             {},
             UnknownTopicError,
