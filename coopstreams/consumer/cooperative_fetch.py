@@ -152,6 +152,12 @@ class CooperativeFetch:
             raise ConfigError(
                 "group.id is not set: name the share group whose members share the work"
             )
+        if "session.timeout.ms" in settings:
+            raise ConfigError(
+                "session.timeout.ms: the brokers keep the time-out of a share group's members "
+                "(group.share.session.timeout.ms, or share.session.timeout.ms of the group). Take it out; "
+                "max.gap.wait.ms says when records of a member that is gone are delivered again"
+            )
         said = {
             name: str(settings.get(name, default))
             for name, (_, default) in _OF_THE_GROUP.items()

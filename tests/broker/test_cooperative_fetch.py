@@ -81,6 +81,17 @@ def topic(kafka: Kafka) -> str:
     return topic
 
 
+@pytest.mark.parametrize(("gap_ms", "said"), [(60_000, 1), (45_000, 0)])
+def test_records_that_are_promised_for_longer_than_the_session_are_worth_a_warning(
+    kafka: Kafka, topic: str, gap_ms: int, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = kafka.unique("share")
+    member(kafka.bootstrap, group, topic, max_gap_wait_ms=gap_ms).close()
+    told = [one.getMessage() for one in caplog.records if group in one.getMessage()]
+    assert len(told) == said
+    assert not said or "is removed after 45000 ms" in told[0]
+
+
 @pytest.mark.ci
 def test_three_members_share_one_partition_and_each_record_is_done_once(
     kafka: Kafka, topic: str

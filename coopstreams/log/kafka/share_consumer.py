@@ -16,6 +16,7 @@ Source: KIP-932. The client calls itself a preview; it refuses
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,10 @@ from coopstreams.log.kafka.messages import headers_of
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError
 
+logger = logging.getLogger(__name__)
+
+_LOCK = "share.record.lock.duration.ms"
+_SESSION = "share.session.timeout.ms"
 _TIMEOUT_S = 30.0
 _CURES = {
     KafkaError.GROUP_ID_NOT_FOUND: "A group of consumers has its name: choose another one.",
@@ -313,3 +318,34 @@ class KafkaShare:
                 "Share groups need Apache Kafka 4.2 or later, and the permission to alter the configuration of the "
                 "group"
             ) from exception
+        self._compare_times(admin)
+
+    def _compare_times(self, admin: AdminClient) -> None:
+        """Log a warning if members are removed before the time of their records is
+        over. Who may alter the settings of a group may also see them.
+        """
+        group = ConfigResource(ResourceType.GROUP, self._group)
+        asked = admin.describe_configs([group], request_timeout=_TIMEOUT_S)[group]
+        try:
+            found = asked.result(_TIMEOUT_S + 5)
+        except KafkaException as exception:
+            raise translated(
+                error_of(exception),
+                f"share group {self._group}: asking for its settings",
+                Attempt(self._errors.login, "DescribeConfigs", "", self._group),
+            ) from exception
+        lock, session = (
+            int(found[name].value) if name in found else 0 for name in (_LOCK, _SESSION)
+        )
+        if lock > session > 0:
+            logger.warning(
+                "share group %s: a record is one member's for %d ms, but a member that sends no heartbeat is removed "
+                "after %d ms, and its records are delivered again. Set max.gap.wait.ms (of an application "
+                "%s) to at most %d, or have the group's %s raised",
+                self._group,
+                lock,
+                session,
+                _LOCK,
+                session,
+                _SESSION,
+            )
