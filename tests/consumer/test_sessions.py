@@ -247,6 +247,26 @@ def test_who_does_not_share_is_not_restricted_by_a_topic_that_is_not_shared() ->
     assert len(told) == 1
 
 
+def test_metadata_may_be_longer_than_kafka_allows_beside_an_offset() -> None:
+    """Brokers take 4096 characters (offset.metadata.max.bytes)."""
+    text = "file " * 20_000
+    found: list[OffsetAndRanges | None] = []
+
+    def body(member: Member) -> None:
+        consumer = member.consumer
+        consumer.subscribe(["in"])
+        while not (records := consumer.consume(1, 0.1)):
+            pass
+        consumer.done(records[0])
+        consumer.commit(metadata=text)
+        found.extend(consumer.committed([("in", 0)]).values())
+
+    with members(KEYS[:1]) as group:
+        group.start("a", body)
+        group.run(10.0)
+    assert [one and one.metadata for one in found] == [text]
+
+
 def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
     """It was noted as done first: the next commit skipped records that nobody was
     given.

@@ -4,6 +4,8 @@ unless it says that there is none.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.docs.pages import ROOT, tables
@@ -15,19 +17,37 @@ ROWS = [
     if table[0] == ["asked for", "how it is met", "shown by"]
     for row in table[1:]
 ]
+NOT_MET = [
+    row
+    for table in tables(PAGE)
+    if table[0] == ["asked for", "why", "what instead"]
+    for row in table[1:]
+]
+DIFFERENCES = ("**not met**", "**Differs**", "**differs**")
 UNPROVED = ("not met", "not done", "not taken", "none", "all five", "no random reads")
 """Beginnings of answers without a proof."""
+CITED = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
 
 
 @pytest.mark.parametrize(("asked", "met", "shown"), ROWS, ids=lambda cell: cell[:40])
-def test_a_requirement_is_met_and_shown_or_said_not_to_be(
+def test_a_requirement_is_met_and_a_test_shows_it_or_it_is_said_not_to_be(
     asked: str, met: str, shown: str
 ) -> None:
     assert asked
     assert met
-    assert "](" in shown or any(word in met for word in UNPROVED), (
+    assert CITED.search(shown) or met.removeprefix("**").startswith(UNPROVED), (
         "name the test that shows it, or say that it is not met"
     )
+    for name, path in CITED.findall(shown):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
+
+
+def test_every_difference_stands_under_not_met_with_its_reason() -> None:
+    differing = [
+        asked for asked, met, _ in ROWS if any(word in met for word in DIFFERENCES)
+    ]
+    assert sorted(asked for asked, *_ in NOT_MET) == sorted(differing)
+    assert all(why for _, why, _ in NOT_MET)
 
 
 @pytest.mark.parametrize(
