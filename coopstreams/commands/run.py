@@ -36,6 +36,10 @@ from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger("coopstreams")
 
+SPARE_S = 10.0
+"""The time after its own limits for which the supervisor waits for a worker to end.
+Units: seconds.
+"""
 _PORT = re.compile(r"(?<=:)\d+(?=/|$)")
 
 
@@ -96,6 +100,8 @@ def run(  # noqa: PLR0913
 ) -> None:
     """Run a topology until Ctrl-C or SIGTERM, which drain and commit.
 
+    A second signal ends the wait for calls of asynchronous operators.
+
     Settings are taken from --config, then from the environment
     (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these options; the later wins.
     """
@@ -121,13 +127,23 @@ def run(  # noqa: PLR0913
             checked,
             verbose=verbose,
         )
+        drain_s = checked.ends_s(calls=topology.makes_calls) + SPARE_S
         raise typer.Exit(
-            _supervise(processes, max_restarts, checked, command, verbose=verbose)
+            _supervise(
+                processes,
+                max_restarts,
+                checked,
+                command,
+                drain_s,
+                verbose=verbose,
+            )
         )
     app = CoopStreams(topology, checked, on_state=say_running(os.environ))
-    drain_by(app.stop)
+    drain_by(app.stop, partial(app.stop, wait_for_calls=False))
     app.details.update(past(os.environ))
-    if end_with_supervisor(os.environ, lambda: end("the supervisor is gone")):
+    if end_with_supervisor(
+        os.environ, partial(end, "the supervisor is gone", asked=False)
+    ):
         configure_logging(verbose, f"worker {checked['instance']}: ", watched=watched)
         report(app, os.environ)
     app.run()
@@ -138,6 +154,7 @@ def _supervise(
     most: int,
     checked: Config,
     command: Callable[[int], Sequence[str]],
+    drain_s: float,
     *,
     verbose: bool,
 ) -> int:
@@ -145,7 +162,6 @@ def _supervise(
     in a table, elsewhere by their log lines only.
     """
     numbers = range(checked["instance"], checked["instance"] + processes)
-    drain_s = checked["transaction.timeout.ms"] / 1000 + 10
     console = Console(stderr=True)
     log.info(
         "%d processes of %s; Ctrl-C drains and stops them",
@@ -154,7 +170,7 @@ def _supervise(
     )
     if not console.is_terminal or not sys.stdout.isatty():
         supervisor = Supervisor(command, numbers, drain_s, most_restarts=most)
-        drain_by(supervisor.stop)
+        drain_by(supervisor.stop, supervisor.hurry)
         return supervisor.run()
     screen = Screen(console, checked["application.id"])
     supervisor = Supervisor(
@@ -170,7 +186,7 @@ def _supervise(
         screen.drain()
         return supervisor.stop()
 
-    drain_by(drain)
+    drain_by(drain, supervisor.hurry)
     with screen:
         configure_logging(verbose, handler=screen.handler())
         return supervisor.run()

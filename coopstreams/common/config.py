@@ -317,6 +317,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         15_000,
         "The broker aborts a transaction that is open for longer.",
     ),
+    "max.revoke.delay.ms": (
+        integer(0),
+        60_000,
+        "How long a task that moves to another process or ends with its own waits for its calls that are under way; "
+        "those that take longer are made again.",
+    ),
     "deserialization.exception.handler": (
         handler,
         "fail",
@@ -507,6 +513,13 @@ class Config:
     def commit_interval_s(self) -> float:
         """The seconds between commits."""
         return float(self.values["commit.interval.ms"]) / 1000
+
+    def ends_s(self, *, calls: bool) -> float:
+        """Return the longest time that a process needs to end in good order. `calls`: its
+        program has asynchronous operators. Units: seconds.
+        """
+        waits_ms = self.values["max.revoke.delay.ms"] if calls else 0
+        return float(self.values["transaction.timeout.ms"] + waits_ms) / 1000
 
     def static_member(self, host: str) -> str | None:
         """Return the id of the process on a host as a static member of its group; None:

@@ -52,6 +52,8 @@ def assign(
     """Return the assignment of each member. All members run the same topology;
     `active_version` handles groups whose members do not.
 
+    A member that is leaving has no target, unless all are leaving.
+
     Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges that
     a partition is cut into; the sub-topologies in `whole` are never cut. `withheld`:
     the targets are set, but no task is granted.
@@ -69,18 +71,19 @@ def assign(
     target = _target(partitions, members, claims, ranges, whole)
     granted = dict.fromkeys(target, ()) if withheld else grant(target, claims)
     check_granted(granted, claims)
-    settled = all(granted[member] == target[member] for member in members)
+    settled = granted == target
     cluster = Cluster(
         members=tuple(
-            Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)
+            Member(id_, members[id_].info, granted.get(id_, ()))
+            for id_ in sorted(members)
         ),
         partitions=dict(partitions),
     )
     return {
         member: Assignment(
             state.info.process,
-            granted[member],
-            target[member],
+            granted.get(member, ()),
+            target.get(member, ()),
             settled,
             cluster,
         )
@@ -95,7 +98,8 @@ def _target(
     ranges: int,
     whole: Collection[int],
 ) -> dict[str, tuple[TaskId, ...]]:
-    threads = {member: members[member].info.threads for member in sorted(members)}
+    staying = [id_ for id_ in sorted(members) if not members[id_].info.leaving]
+    threads = {id_: members[id_].info.threads for id_ in staying or sorted(members)}
     share = all(state.info.allow_key_share for state in members.values())
     load = dict.fromkeys(threads, Fraction(0))
     target: dict[str, list[TaskId]] = {member: [] for member in threads}

@@ -81,6 +81,7 @@ class _Info(msgspec.Struct, omit_defaults=True):
     share: bool = True
     ending: str = ""
     topology: tuple[tuple[str, int, bool], ...] = ()
+    leaving: bool = False
 
 
 class _Subscription(_Info, omit_defaults=True, kw_only=True):
@@ -256,6 +257,7 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "share": info.allow_key_share,
         "ending": info.ending,
         "topology": tuple(tuple(part) for part in info.topology),
+        "leaving": info.leaving,
     }
 
 
@@ -270,6 +272,7 @@ def _info_of(wire: _Info) -> MemberInfo:
         wire.share,
         wire.ending,
         topology,
+        wire.leaving,
     )
 
 

@@ -3,6 +3,7 @@ without I/O.
 
     answered    a generation began with the last request of this member; if one was missed in between: lost
     assigned    tasks that are not in the assignment are closing, new ones are added
+    drains      closing tasks wait for their calls, and others shall not wait for them
     released    a closing task is closed: no thread of this process touches it any more
     lost        the group has removed this member: all its work is void, and a new epoch begins
 
@@ -95,6 +96,10 @@ class Holdings:
         assignment that revoked it.
         """
         self.process = process
+        self._draining: set[TaskId] = set()
+        """The held tasks that take long to close."""
+        self._freed = False
+        """Whether a closing task was released of which the leader does not know it."""
         self._target: tuple[TaskId, ...] = ()
         self._settled = True
         self._serial = 0
@@ -116,6 +121,7 @@ class Holdings:
         (measured).
         """
         self._sent = self._asked
+        self._freed = False
         return MemberState(info, self.held, self.generation, self._target), self._asked
 
     def ask(self) -> None:
@@ -156,6 +162,7 @@ class Holdings:
             task: at for task, at in self.closing.items() if task not in new
         } | dict.fromkeys(revoked, self._serial)
         self.tasks = assignment.tasks
+        self._draining &= set(self.held)
         self.generation = generation
         self._target = assignment.target
         self._settled = assignment.settled
@@ -174,9 +181,16 @@ class Holdings:
             assignment.waits,
         )
 
+    def drains(self, tasks: Iterable[TaskId]) -> None:
+        """Note that these tasks take long to close: once they are revoked, others are
+        released without them, and each of them when it is closed.
+        """
+        self._draining |= set(tasks) & set(self.held)
+        self._ask_if_closed()
+
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Remove closing tasks. When none is left and another member waits for them,
-        request a rebalance.
+        """Remove closing tasks. When only such as take long are left, and another member
+        waits for them, request a rebalance.
 
         Shape: `seen` is the serial of the last assignment that the caller has handled.
         A task revoked by a later one stays held: the caller is about to get that
@@ -189,7 +203,13 @@ class Holdings:
             for task, at in self.closing.items()
             if task not in done or at > seen
         }
-        if before and not self.closing and not self._settled:
+        self._draining &= set(self.held)
+        self._freed = self._freed or len(self.closing) < before
+        self._ask_if_closed()
+
+    def _ask_if_closed(self) -> None:
+        if self._freed and not self._settled and self.closing.keys() <= self._draining:
+            self._freed = False
             self.ask()
 
     def lost(self) -> Lost:
@@ -200,4 +220,6 @@ class Holdings:
         self.tasks = ()
         self._target = ()
         self.closing = {}
+        self._draining = set()
+        self._freed = False
         return Lost(self.epoch, gone)

@@ -76,6 +76,8 @@ class MemberInfo:
 
     Empty: a consumer, or a member of an older version that does not announce them.
     """
+    leaving: bool = False
+    """Whether the instance ends once it has released its tasks, and takes none."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:

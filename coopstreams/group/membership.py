@@ -206,6 +206,13 @@ class GroupMember:
         if self._participant.released(tasks, seen):
             self._coordinator.rejoin()
 
+    def drains(self, tasks: Iterable[TaskId]) -> None:
+        """Release other tasks without these, which take long to close. If another member
+        waits for one that is released, rebalance.
+        """
+        if self._participant.drains(tasks):
+            self._coordinator.rejoin()
+
     def rejoin(self) -> None:
         """Rebalance, because the group's knowledge of this member is out of date."""
         self._participant.ask()
@@ -411,6 +418,14 @@ class Participant:
         """Release revoked tasks; return whether another member waits for one."""
         with self._lock:
             self._holdings.released(tasks, seen)
+            return self._holdings.wants_rebalance
+
+    def drains(self, tasks: Iterable[TaskId]) -> bool:
+        """Note that tasks take long to close; return whether another member waits for
+        one that is released.
+        """
+        with self._lock:
+            self._holdings.drains(tasks)
             return self._holdings.wants_rebalance
 
     def ask(self) -> None:

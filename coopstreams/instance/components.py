@@ -354,6 +354,7 @@ class Components:
             emit,
             interval_s,
             self.outlasting,
+            drain_s=plan.config["max.revoke.delay.ms"] / 1000,
             host=self.host,
         )
 

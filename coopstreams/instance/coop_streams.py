@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from coopstreams.common.config import Config
-from coopstreams.common.interrupts import listening
+from coopstreams.common.interrupts import Requests, listening
 from coopstreams.common.optional_packages import need_http
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
@@ -118,16 +118,19 @@ class CoopStreams:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def stop(self) -> bool:
+    def stop(self, *, wait_for_calls: bool = True) -> bool:
         """Ask the instance to drain and end, and return at once. It may be called
         before `run`.
+
+        `wait_for_calls`: let calls of asynchronous operators end, for up to
+        `max.revoke.delay.ms`. If they are waited for already, False ends that.
 
         Shape: True if the instance has begun to join the group, so that `run` has to
         drain before it returns.
         """
         self._stopped.set()
         instance = self._instance
-        return instance is not None and instance.stop()
+        return instance is not None and instance.stop(wait_for_calls=wait_for_calls)
 
     def pause(self) -> None:
         """Stop processing records and punctuations until `resume`. Any thread may call
@@ -488,9 +491,13 @@ def _on_signals(stop: Any) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread() or listening():
         return {}
 
+    requests = Requests()
+
     def handle(number: int, _: FrameType | None) -> None:
-        log.info("%s: draining", signal.Signals(number).name)
-        stop()
+        again = requests.again()
+        at_once = " at once" if again else ""
+        log.info("%s: draining%s", signal.Signals(number).name, at_once)
+        stop(wait_for_calls=not again)
 
     return {
         number: signal.signal(number, handle)

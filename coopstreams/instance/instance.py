@@ -40,6 +40,7 @@ from coopstreams.tasks.events import (
     Aborted,
     Cancelled,
     Closed,
+    Drains,
     Event,
     Failed,
     Matched,
@@ -90,6 +91,9 @@ class Instance:
         self._leftovers = Leftovers(components.databases, self.registry)
         self._tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
+        self._closing = False
+        self._late: list[Failed] = []
+        """The stream threads that died while the instance closed."""
         self._opened: dict[TaskId, Incarnation] = {}
         self._assigned: Assigned | None = None
         self.standing = Standing()
@@ -203,11 +207,17 @@ class Instance:
         if failure is not None:
             raise failure.raised
 
-    def stop(self) -> bool:
+    def stop(self, *, wait_for_calls: bool = True) -> bool:
         """Ask the instance to end; return whether it has to drain. Signal handlers may
         call it.
+
+        `wait_for_calls`: let calls under way end, for up to `max.revoke.delay.ms`. If
+        they are waited for already, False ends that.
         """
         self._stop.set()
+        if not wait_for_calls:
+            self._threads.hurry()
+            self.share.hurry()
         self._tell(Stopping())
         return self.begun
 
@@ -414,6 +424,8 @@ class Instance:
             None,
         ):
             return doubtful
+        if self._late:
+            return self._late[0]
         with suppress(Empty):
             while True:
                 event = self._inbox.get_nowait()
@@ -448,7 +460,7 @@ class Instance:
                 self._do(self.registry.reopen(self.registry.of(reopened)))
             case ThreadAdded() | ThreadRemoved() | ThreadEnded():
                 self._change_threads(event)
-            case Opened() | Closed() | Aborted() | Cancelled():
+            case Opened() | Closed() | Drains() | Aborted() | Cancelled():
                 return self._change_task(event)
         return None
 
@@ -487,7 +499,7 @@ class Instance:
 
     def _change_task(
         self,
-        event: Opened | Closed | Aborted | Cancelled,
+        event: Opened | Closed | Drains | Aborted | Cancelled,
     ) -> Failed | None:
         """Apply an event about tasks; return the error of a task that could not begin,
         else None. Events of an earlier opening of a task are ignored.
@@ -504,6 +516,8 @@ class Instance:
                 self._do(self.registry.closed(task.id))
                 # Last: what has moved away is deleted while the database is open.
                 self._forget([task])
+            case Drains(task) if self._tasks.get(task.id) is task:
+                self._let_others_go(task)
             case Aborted(tasks, held=held):
                 if held is not None:
                     self.opener.hold(held)
@@ -535,6 +549,18 @@ class Instance:
                 self.member.rejoin()
             case ThreadEnded(number):
                 self._threads.ended(number)
+
+    def _let_others_go(self, slow: Task) -> None:
+        """Have the group take other tasks that are given up without waiting for one that
+        waits for its calls. If this process ends, it takes all of them.
+
+        A static member keeps its tasks while it restarts.
+        """
+        self.member.drains([slow.id])
+        if self._closing and not self._is_static and not self.presence.leaving:
+            log.info("%s waits for calls; others take the other tasks meanwhile", slow)
+            self.presence.leave()
+            self.member.rejoin()
 
     def _say_why(self, waits: str) -> None:
         """Log when the group stops giving this process tasks, with the reason, and when
@@ -635,7 +661,8 @@ class Instance:
                     self._dispatcher.close(self._tasks[id_])
                     closing.setdefault(self._homes[id_], []).append(self._tasks[id_])
                 case Do.RELEASE:
-                    self.components.databases.moved_away(id_, self.registry.here)
+                    if not self._closing:  # else it may be back soon
+                        self.components.databases.moved_away(id_, self.registry.here)
                     released.append(id_)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
@@ -674,10 +701,7 @@ class Instance:
         A static member that ends cleanly stays in the group: if it is back within its
         session, no task moves.
         """
-        deadline = (
-            self._host.now()
-            + self.components.plan.config["transaction.timeout.ms"] / 1000
-        )
+        deadline = self._host.now() + self.components.plan.ends_s
         with ExitStack() as closing:  # calls the last one first
             for end in (
                 self._dispatcher.close_reader,
@@ -690,7 +714,42 @@ class Instance:
             closing.callback(self.share.stop, deadline)
             closing.callback(self._end_threads, deadline, clean=clean)
             if clean:
-                self._do(self.registry.stop())
+                self._give_tasks_up(deadline)
+
+    def _give_tasks_up(self, deadline: float) -> None:
+        """Close all tasks. While some wait for calls, release the others, which were
+        closed meanwhile, to the group.
+        """
+        self._closing = True
+        self.share.ask_to_stop()
+        self._do(self.registry.stop())
+        while self._waits_for_calls() and (left := deadline - self._host.now()) > 0:
+            try:
+                event = self._inbox.get(timeout=min(WAIT_S, left))
+            except Empty:
+                continue
+            match event:
+                case Failed(thread=thread) if thread is not None:
+                    self._late.append(event)
+                    return
+                case (
+                    Assigned()
+                    | Lost()
+                    | Opened()
+                    | Closed()
+                    | Drains()
+                    | Aborted()
+                    | Cancelled()
+                ):
+                    self._handle(event)
+                    self._publish()
+
+    def _waits_for_calls(self) -> bool:
+        """Return whether a stream thread may still wait for the calls of a task."""
+        return any(
+            task.calls is not None and self._homes[id_].alive
+            for id_, task in self._tasks.items()
+        )
 
     def _end_threads(self, deadline: float, *, clean: bool) -> None:
         """End the stream threads, which commit. If nothing is under way then, say so to

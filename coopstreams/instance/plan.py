@@ -58,6 +58,13 @@ class Plan:
         """The program of each sub-topology."""
         return self.resolved.programs
 
+    @property
+    def ends_s(self) -> float:
+        """The longest time from the request to end until all tasks are closed. Units:
+        seconds.
+        """
+        return self.config.ends_s(calls=self.topology.makes_calls)
+
     def subtopology(self, number: int) -> SubTopology:
         """Return a sub-topology by its number."""
         return self.programs[number].subtopology

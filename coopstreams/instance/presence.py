@@ -39,6 +39,14 @@ class Presence:
         self.url: str | None = None
         """The address of the query server; None: there is none."""
         self._ending = ""
+        self.leaving = False
+        """Whether other members are to take the tasks of this process."""
+
+    def leave(self) -> None:
+        """Have the other members take the tasks of this process as it releases them,
+        from the next assignment on.
+        """
+        self.leaving = True
 
     def end(self, error: BaseException) -> None:
         """Have all members of the group stop because of this error, from the next
@@ -60,6 +68,7 @@ class Presence:
             ids,
             ending=self._ending,
             topology=self._announced(),
+            leaving=self.leaving,
         )
 
     def alive(self) -> bool:

@@ -246,10 +246,16 @@ class Serving:
             now=now,
             paused=instance.paused,
             states={task: state.value for task, state in standing.states.items()},
+            ends=instance.lifecycle.state in ENDING,
             opening={
                 task: self._why(task, state)
                 for task, state in standing.states.items()
                 if state is State.OPENING
+            },
+            draining={
+                id_: _why_closing(task, until - now)
+                for id_, task in standing.tasks.items()
+                if (until := task.drains_until) is not None
             },
             calls={
                 id_: calls
@@ -499,3 +505,13 @@ class Serving:
             download=download,
             time=times.get(id_),
         )
+
+
+def _why_closing(task: Task, left_s: float) -> str:
+    """Return for what a task that is being closed waits, as a sentence."""
+    calls = task.figures.calls
+    under_way = 0 if calls is None else calls.shown.in_flight
+    return (
+        f"{task} is being given up, and waits for its calls: {under_way} are under way; in {max(0.0, left_s):.0f} s "
+        "at the longest (max.revoke.delay.ms) the next owner makes them again"
+    )

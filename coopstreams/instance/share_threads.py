@@ -68,6 +68,7 @@ def _thread(
         commit_s=config.commit_interval_s,
         lock_s=lock_ms / 1000,
         flush_s=config["transaction.timeout.ms"] / 1000,
+        drain_s=config["max.revoke.delay.ms"] / 1000,
     )
     return ShareThread(
         number,

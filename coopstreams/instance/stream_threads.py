@@ -155,6 +155,13 @@ class StreamThreads:
             successor.retire()
         return dead
 
+    def hurry(self) -> None:
+        """Have no thread wait for calls of tasks that are closed. Signal handlers may
+        call it.
+        """
+        for thread in self:
+            thread.hurry()
+
     def stop(self, left_s: Callable[[], float]) -> bool:
         """End all threads; return whether all have ended in time. Close the writers of dead threads as well, which their
         successors would have used.

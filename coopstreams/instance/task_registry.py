@@ -87,6 +87,9 @@ class TaskRegistry:
         self.wanted: set[TaskId] = set()
         self._owed: set[TaskId] = set()
         """The revoked tasks that are not released yet."""
+        self._ending: set[TaskId] = set()
+        """The tasks that a stream thread is closing, perhaps waiting for calls."""
+        self._stopped = False
 
     @property
     def here(self) -> set[TaskId]:
@@ -123,9 +126,10 @@ class TaskRegistry:
 
     def stop(self) -> list[Action]:
         """Close all tasks cleanly, because the instance ends; return the actions for
-        it.
+        it. No task is opened any more.
         """
         self.wanted.clear()
+        self._stopped = True
         return [
             action
             for task in list(self.states)
@@ -180,14 +184,18 @@ class TaskRegistry:
         if state is None or state is State.WAITING:
             return self._gone(task)
         if state is State.CLOSING:
-            return []
+            # a void task need not wait for its calls any more
+            again = dirty and task in self._ending
+            return [Action(Do.CLOSE_DIRTY, task)] if again else []
         self.states[task] = State.CLOSING
         if state is State.OPENING:
             return [Action(Do.CANCEL, task)]
+        self._ending.add(task)
         return [Action(Do.CLOSE_DIRTY if dirty else Do.CLOSE, task)]
 
     def _gone(self, task: TaskId) -> list[Action]:
         self.states.pop(task, None)
+        self._ending.discard(task)
         if task in self._owed:
             self._owed.discard(task)
             return [Action(Do.RELEASE, task)]
@@ -195,6 +203,8 @@ class TaskRegistry:
 
     def _open_what_can_be(self) -> list[Action]:
         actions: list[Action] = []
+        if self._stopped:
+            return actions
         for task in sorted(self.wanted):
             if self.states.get(task, State.WAITING) is not State.WAITING:
                 continue

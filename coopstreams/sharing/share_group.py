@@ -69,12 +69,21 @@ class ShareMembers:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, give_up: float) -> None:
-        """End the threads: wait for calls under way until `give_up` (a `Host.now`), and
-        release all other records.
+    def ask_to_stop(self) -> None:
+        """Ask the threads to end: to wait for calls under way, and to release all other
+        records.
         """
         for thread in self._threads:
             thread.ask_to_stop()
+
+    def hurry(self) -> None:
+        """Have no thread wait for calls. Signal handlers may call it."""
+        for thread in self._threads:
+            thread.hurry()
+
+    def stop(self, give_up: float) -> None:
+        """End the threads, and wait for it until `give_up` (a `Host.now`)."""
+        self.ask_to_stop()
         for thread in self._threads:
             if not thread.join(max(0.1, give_up - self._host.now())):
                 log.error(

@@ -41,7 +41,6 @@ from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
 from coopstreams.sharing.shared_work import SharedWork, ShareServices
-from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.repeated_timeouts import InVain
@@ -126,6 +125,8 @@ class ShareTimes:
     """The time for which the broker gives an acquired record to no other member."""
     flush_s: float
     """The time-out of a flush of the writer."""
+    drain_s: float
+    """How long a thread that ends waits for its calls, if their locks last so long."""
 
     @property
     def acknowledge_s(self) -> float:
@@ -191,6 +192,7 @@ class ShareThread:
         self._pace = Pace()
         self._in_vain = InVain()
         self._stopping = False
+        self._hurried = False
         self._news = host.signal()
         self._thread = host.thread(self._run, f"share-{number}")
         self.figures = self._figures()
@@ -199,6 +201,10 @@ class ShareThread:
     def start(self) -> None:
         """Start the thread, which then joins the group and takes records."""
         self._thread.start()
+
+    def hurry(self) -> None:
+        """Have a thread that was asked to stop wait for no calls."""
+        self._hurried = True
 
     def ask_to_stop(self) -> None:
         """Ask the thread to finish the calls under way, release the other records, and
@@ -522,7 +528,7 @@ class ShareThread:
             self._refusals.expect()
 
     def _leave(self) -> None:
-        """Wait briefly for the calls under way, acknowledge the processed records,
+        """Wait for the calls under way, acknowledge the processed records,
         release the other records, and leave the group.
         """
         if self._client is None:
@@ -558,14 +564,23 @@ class ShareThread:
             client.close()
 
     def _end_calls(self) -> None:
-        """Wait briefly for the calls under way, and process the records whose calls
-        have ended.
+        """Wait for the calls under way, and process the records whose calls have ended.
+
+        The wait ends before the locks do: another member may then have the records.
         """
-        give_up = self._host.now() + DRAIN_S
+        give_up = min(
+            map(self._kept_until, self._held.values()),
+            default=float("inf"),
+        )
+        give_up = min(give_up, self._host.now() + self._times.drain_s)
         calls = [work.calls for work in self.every if work.calls is not None]
         for each in calls:
             each.drain()
-        while not all(each.drained for each in calls) and self._host.now() < give_up:
+        while (
+            not all(each.drained for each in calls)
+            and self._host.now() < give_up
+            and not self._hurried
+        ):
             self._news.wait(LOOK_S / 10)
             self._news.clear()
         ended = [delivery for each in calls for delivery in each.ready()]

@@ -57,6 +57,7 @@ HealthCode: TypeAlias = Literal[
     "waiting",
     "restoring",
     "closing",
+    "draining",
     "changelog-made-anew",
     "more-partitions",
     "asking-the-group",
@@ -185,6 +186,12 @@ KINDS: Mapping[HealthCode, tuple[Effect, str]] = {
         NOT_READY,
         "a task is being given up",
     ),
+    "draining": (
+        READY,
+        "a task is being given up and [waits for its calls](../guide/asynchronous.md#when-a-task-moves); the message "
+        "says for how many, and how long at the longest. The process is ready all the same; one that ends says "
+        "`closing`",
+    ),
     "changelog-made-anew": (
         NOT_READY,
         "a changelog was deleted while its task runs, and perhaps made again: the task continues with its"
@@ -247,6 +254,10 @@ class Seen:
     states: Mapping[TaskId, str] = field(default_factory=dict)
     opening: Mapping[TaskId, str] = field(default_factory=dict)
     """By task that is being opened: why it is not open yet."""
+    draining: Mapping[TaskId, str] = field(default_factory=dict)
+    """By task that is being closed and waits for its calls: for how many, and how long."""
+    ends: bool = False
+    """Whether the instance ends."""
     calls: Mapping[TaskId, CallFigures] = field(default_factory=dict)
     """The calls of each task with asynchronous operators."""
     homes: Mapping[TaskId, StreamThread] = field(default_factory=dict)
@@ -526,9 +537,11 @@ def _not_open(seen: Seen) -> Iterator[Reason]:
     }
     for task, state in seen.states.items():
         if state in codes:
-            why = seen.opening.get(task)
+            drains = seen.draining.get(task)
+            why = drains or seen.opening.get(task)
             message = f"task {task} is {state}" if why is None else why
-            yield Reason(codes[state], message, str(task))
+            code = codes[state] if drains is None or seen.ends else "draining"
+            yield Reason(code, message, str(task))
 
 
 def _said(

@@ -37,6 +37,15 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Drains:
+    """The event that a task that is being closed waits for its calls, for longer than
+    others should wait for it.
+    """
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
 class Aborted:
     """The event that a stream thread could not commit and has discarded these tasks,
     which must be opened again from the log.
@@ -154,6 +163,7 @@ Event: TypeAlias = (
     | Refused
     | Opened
     | Closed
+    | Drains
     | Aborted
     | Cancelled
     | Failed

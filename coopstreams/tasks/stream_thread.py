@@ -42,6 +42,7 @@ from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import (
     Aborted,
     Closed,
+    Drains,
     Event,
     Failed,
     ThreadEnded,
@@ -153,6 +154,11 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurry:
+    """The message to wait for no calls of tasks that are being closed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The message that ends a pause."""
 
@@ -180,6 +186,7 @@ Message: TypeAlias = (
     | CallsEnded
     | Turn
     | Leaving
+    | Hurry
     | Resumed
     | CommitDue
     | End
@@ -199,13 +206,15 @@ class StreamThread:
         commit_interval_s: float,
         outlasting: Outlasting,
         *,
+        drain_s: float = 0.0,
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
         """Make the thread; `start` starts it.
 
-        `rests_s`: how long the thread waits before its first message, unless tasks are
-        closed or it is stopped.
+        `drain_s`: how long a task that is closed waits for its calls. `rests_s`: how
+        long the thread waits before its first message, unless tasks are closed or it is
+        stopped.
         """
         self.number = number
         self._host = host
@@ -247,7 +256,8 @@ class StreamThread:
         self._in_vain = InVain()
         self._outlasting = outlasting
         self._idle_s = min(IDLE_S, outlasting.least_s / 3)
-        self._draining = Draining(outlasting.least_s / 3, host)
+        self._drain_s = drain_s
+        self._draining = Draining(drain_s, host)
         self._slowest = 0.0, ""
         """The longest call since the last commit: its seconds, and its name."""
         self._epoch: int | None = None
@@ -270,6 +280,7 @@ class StreamThread:
             self._emit,
             self._interval,
             self._outlasting,
+            drain_s=self._drain_s,
             rests_s=rests_s,
             host=self._host,
         )
@@ -360,6 +371,17 @@ class StreamThread:
         """
         self._inbox.put(End())
         self._awake.set()
+
+    def hurry(self) -> None:
+        """Wait for no calls of tasks that are closed, now or later. Signal handlers may
+        call it.
+        """
+        self._inbox.put(Hurry())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
         """Commit and end the thread; return whether it ended within the time."""
@@ -483,6 +505,8 @@ class StreamThread:
                 self._take_turn(task)
             case Leaving(tasks, clean):
                 self._close_or_drain(tasks, clean=clean)
+            case Hurry():
+                self._draining.hurry()
             case Resumed():
                 for task in list(self._tasks):
                     self._step(task)
@@ -798,10 +822,15 @@ class StreamThread:
             self._close(now, clean=clean)
 
     def _close_drained(self) -> None:
-        """Close the draining tasks whose calls have ended or timed out."""
+        """Close the draining tasks whose calls have ended, or whose time is over, and
+        report those that take long.
+        """
         for task in self._draining.ready():
             self._step(task)
-        if over := list(self._draining.over()):
+        for task in self._draining.slow():
+            self._emit(Drains(task))
+        # A paused thread could not process the results.
+        if over := list(self._draining.over(all_of_them=self._paused)):
             self._close(over, clean=True)
 
     def _close(self, tasks: Sequence[Task], *, clean: bool) -> None:

@@ -228,6 +228,10 @@ class Task:
         self.processed = 0
         self.closed = False
         self.leaving = False
+        self.drains_until: float | None = None
+        """Until when the task, which is being closed, waits for its calls at the longest
+        (`Host.now`); None: it does not wait.
+        """
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(store_times(program.subtopology, opened.progress))
         by_key = settings.by_key and program.keys_suffice

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,33 @@ def test_a_worker_that_somebody_ended_is_started_again_and_stop_leaves_none(
     assert statuses == [0]
     assert len(started(tmp_path, 3)) == 1
     assert not any(alive(pid) for number in (3, 4) for pid in started(tmp_path, number))
+
+
+def test_a_second_request_to_end_is_passed_on(tmp_path: Path) -> None:
+    patient = (
+        "import signal, time; asked = []; "
+        "signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), len(asked) > 1 and sys.exit(0))); "
+        + LIVES
+    )
+
+    def command(number: int) -> Sequence[str]:
+        return [
+            sys.executable,
+            "-c",
+            f"import sys; {patient}",
+            str(tmp_path),
+            str(number),
+        ]
+
+    statuses: list[int] = []
+    workers = Supervisor(command, [0], drain_s=300)
+    with running(workers, statuses):
+        assert wait_until(lambda: bool(started(tmp_path, 0)), 120)
+        workers.stop()
+        time.sleep(0.5)
+        assert alive(started(tmp_path, 0)[0])
+        workers.hurry()
+    assert statuses == [0]
 
 
 def test_a_worker_that_fails_is_started_again_and_the_others_run_on_until_it_failed_too_often(

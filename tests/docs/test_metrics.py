@@ -27,6 +27,7 @@ _ADDED = {"le", "partition", "job", "instance"}
 NO_ALERT = {
     "calls-pause",
     "closing",
+    "draining",
     "not-shared",
     "paused",
     "resting",

@@ -38,9 +38,10 @@ def member(
     generation: int = 1,
     share: bool = True,
     target: Iterable[TaskId] = (),
+    leaving: bool = False,
 ) -> MemberState:
     return MemberState(
-        MemberInfo(process, threads=threads, allow_key_share=share),
+        MemberInfo(process, threads=threads, allow_key_share=share, leaving=leaving),
         tuple(tasks),
         generation,
         tuple(target),
@@ -274,6 +275,29 @@ def test_a_task_that_is_still_closing_is_given_to_nobody_else() -> None:
     again = assign({0: 1}, still)
     assert again["b"].tasks == ()
     assert not again["b"].settled
+
+
+def test_the_tasks_of_a_member_that_leaves_are_promised_to_others_and_given_as_it_releases_them() -> (
+    None
+):
+    held = [task(0, 0, 127), task(0, 128, 255)]
+    given = assign(
+        {0: 1},
+        {"a": member("a", 2, held, leaving=True), "b": member("b")},
+    )
+    assert given["a"].tasks == given["a"].target == given["b"].tasks == ()
+    assert given["b"].target == (task(0),)
+    assert not given["b"].settled
+    given = assign(
+        {0: 1},
+        {
+            "a": member("a", 2, held[1:], leaving=True),
+            "b": member("b", target=given["b"].target),
+        },
+    )
+    assert given["b"].tasks == (held[0],)
+    given = assign({0: 1}, {"a": member("a", 2, held, leaving=True)})
+    assert size(given["a"].tasks) == 1, "nobody else is there"
 
 
 def test_the_claim_of_the_highest_generation_wins() -> None:

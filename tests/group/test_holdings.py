@@ -56,6 +56,34 @@ def test_a_rebalance_is_wanted_when_the_last_one_is_released() -> None:
     assert holdings.wants_rebalance
 
 
+def test_a_rebalance_does_not_wait_for_a_task_that_takes_long_to_close() -> None:
+    holdings = holding(A, B, C)
+    event = holdings.assigned(2, assignment())
+    holdings.released([A], event.serial)
+    assert not holdings.wants_rebalance
+    holdings.drains([B, C])
+    assert holdings.wants_rebalance
+    assert list(holdings.held) == [B, C], "revoked is not released"
+    holdings.state(MemberInfo("me"))
+    event = holdings.assigned(3, assignment())
+    holdings.drains([B])
+    assert not holdings.wants_rebalance, "the leader knows of A"
+    for task in (B, C):
+        holdings.released([task], event.serial)
+        assert holdings.wants_rebalance, "each one as it is closed"
+        holdings.state(MemberInfo("me"))
+
+
+def test_a_task_may_take_long_before_it_is_revoked() -> None:
+    """A process that ends closes its tasks first, and then tells the group."""
+    holdings = holding(A, B)
+    holdings.drains([B])
+    event = holdings.assigned(2, assignment())
+    holdings.released([A], event.serial)
+    assert holdings.wants_rebalance
+    assert list(holdings.held) == [B]
+
+
 def test_when_nobody_waits_for_it_no_rebalance_is_wanted() -> None:
     holdings = holding(A)
     event = holdings.assigned(2, assignment(settled=True))

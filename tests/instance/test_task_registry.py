@@ -62,6 +62,30 @@ def test_an_aborted_task_is_opened_again_if_it_is_still_wanted() -> None:
     ]
 
 
+def test_a_task_that_waits_for_its_calls_is_closed_at_once_when_it_is_lost() -> None:
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127), task(128, 255)], [])
+    registry.opened(task(0, 127))
+    registry.assigned([], [task(0, 127), task(128, 255)])
+    assert registry.lost() == [Action(Do.CLOSE_DIRTY, task(0, 127))]
+    assert registry.closed(task(0, 127)) == [], "nothing is released"
+
+
+def test_an_instance_that_ends_opens_nothing_and_releases_what_is_revoked_meanwhile() -> (
+    None
+):
+    registry = TaskRegistry()
+    registry.assigned([task(0, 63), task(64, 127)], [])
+    for opened in (task(0, 63), task(64, 127)):
+        registry.opened(opened)
+    registry.stop()
+    assert registry.closed(task(0, 63)) == []
+    assert registry.assigned([task(128, 255)], [task(0, 63), task(64, 127)]) == [
+        Action(Do.RELEASE, task(0, 63))
+    ]
+    assert registry.closed(task(64, 127)) == [Action(Do.RELEASE, task(64, 127))]
+
+
 def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_the_group_hears_nothing() -> (
     None
 ):

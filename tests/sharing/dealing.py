@@ -259,7 +259,10 @@ class Instance:
             host,
         )
         times = ShareTimes(
-            commit_s=acknowledge_every_s, lock_s=group.lock_s, flush_s=30.0
+            commit_s=acknowledge_every_s,
+            lock_s=group.lock_s,
+            flush_s=30.0,
+            drain_s=3.0,
         )
         made, outcomes = [], iter(flushes)
         for number in range(threads):

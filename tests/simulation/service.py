@@ -29,7 +29,7 @@ AGAIN = Retry(
 """Retries until there is an answer: without jitter, which would not follow the seed."""
 LATENCIES_S = (0.0, 0.02, 0.4)
 SLOW_S = 5.0
-"""Longer than a closing task waits for its calls."""
+"""Longer than a closing task may wait for its calls."""
 HANGS_S = 1_000.0
 
 

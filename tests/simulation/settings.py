@@ -120,6 +120,11 @@ SETTINGS = (
         "how records wait for calls",
     ),
     Setting(
+        "max.revoke.delay.ms",
+        lambda program: (60_000, 0, 3_000) if program.calls else (),
+        "how long a range that moves is held, and which calls are made again",
+    ),
+    Setting(
         "group.instance.id",
         lambda _: (None, "p{instance}"),
         "whether a process that starts again takes its place in the group at once",

@@ -69,6 +69,23 @@ def test_an_instance_without_reasons_is_live_and_ready() -> None:
         (Seen(now=0, times={TASK: standing(61.0)}), "waits-for-time", True, True),
         (Seen(now=0, states={TASK: "waiting"}), "waiting", True, False),
         (Seen(now=0, states={TASK: "closing"}), "closing", True, False),
+        (
+            Seen(now=0, states={TASK: "closing"}, draining={TASK: "3 calls"}),
+            "draining",
+            True,
+            True,
+        ),
+        (
+            Seen(
+                now=0,
+                states={TASK: "closing"},
+                draining={TASK: "3 calls"},
+                ends=True,
+            ),
+            "closing",
+            True,
+            False,
+        ),
         (Seen(now=0, calls={TASK: PAUSE}), "calls-pause", True, True),
         (Seen(now=100, stalls=stalled()), "slow", True, True),
     ],

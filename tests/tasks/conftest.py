@@ -4,4 +4,4 @@ import pytest
 @pytest.fixture
 def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the limit of draining, for tests that close tasks during a stuck call."""
-    monkeypatch.setattr("coopstreams.tasks.draining.DRAIN_S", 0.05)
+    monkeypatch.setattr("tests.tasks.engine.DRAIN_MS", 50)

@@ -32,7 +32,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer, Places
-from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
+from coopstreams.tasks.events import Aborted, Closed, Drains, Event, Failed, ThreadEnded
 from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
@@ -53,6 +53,8 @@ from tests.durations import ms
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
 PATIENCE_S = 90.0
+DRAIN_MS = 3000
+"""`max.revoke.delay.ms` of an engine, if a test says nothing."""
 
 
 def counting() -> Topology:
@@ -143,7 +145,12 @@ class Engine:
         )
         given = {name.replace("_", "."): value for name, value in settings.items()}
         self.config = Config.of(
-            {"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given,
+            {
+                "bootstrap.servers": "nowhere:1",
+                "connect.timeout.ms": 1000,
+                "max.revoke.delay.ms": DRAIN_MS,
+            }
+            | given,
             self.application,
         )
         self.follower = Follower(self.log, self.application, partitions=1)
@@ -167,7 +174,13 @@ class Engine:
         slow = Outlasting.of(self.config)
         self.threads = [
             StreamThread(
-                number, committer, self.events.put, interval_s, slow, host=host
+                number,
+                committer,
+                self.events.put,
+                interval_s,
+                slow,
+                drain_s=self.config["max.revoke.delay.ms"] / 1000,
+                host=host,
             )
             for number, committer in enumerate(self.committers)
         ]
@@ -284,7 +297,7 @@ class Engine:
                 self._forget(tasks)
             case Failed(error):
                 raise error
-            case ThreadEnded():
+            case ThreadEnded() | Drains():
                 pass
             case _:
                 raise AssertionError(event)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.tasks.draining import PROMPT_S
+from coopstreams.tasks.events import Closed, Drains, Event
+from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition
@@ -12,11 +15,13 @@ from coopstreams.topology.keys import WHOLE
 from tests.tasks.called import (
     SOURCE,
     TOPICS,
+    Gate,
     Held,
     done,
     finish,
     forwarding,
     numbered,
+    runs,
     until,
 )
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
@@ -119,3 +124,80 @@ def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(
         made.take(made.events.get(timeout=PATIENCE_S))
     assert held.called[3] == 0
     assert turns < 200, "each takes some ten microseconds if it waits for nothing"
+
+
+def given_up(made: Engine, task: Task) -> None:
+    made.dispatcher.close(task)
+    made.threads[0].close((task,), clean=True)
+
+
+def closed(made: Engine, task: Task) -> list[Event]:
+    """Wait until a task is closed; return the events up to then."""
+    events = []
+    while task.id in made.tasks:
+        events.append(made.events.get(timeout=PATIENCE_S))
+        made.take(events[-1])
+    return events
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_calls_may_outlast_transactions_and_all_others_are_committed_meanwhile(
+    guarantee: str,
+) -> None:
+    """Results of the task that waits, too, as they come. That it waits is reported
+    once, so that the group does not wait for it.
+    """
+    gate = Gate(stuck=0)
+    made = Engine(
+        forwarding(gate, max_in_flight=4),
+        TOPICS | {"in": 2},
+        processing_guarantee=guarantee,
+        transaction_timeout_ms=1000,
+        max_revoke_delay_ms=60_000,
+    )
+    task = made.open(WHOLE)
+    sibling = made.open(WHOLE, partition=1)
+    made.write("in", numbered([0], keys=10), partition=0)
+    made.start()
+    until(lambda: gate.called[0] == 1, made)
+    made.write("in", numbered(range(1, 4), keys=10), partition=0)
+    until(lambda: runs(task) == (0, ((1, 3),)), made)
+    given_up(made, task)
+    made.write("in", numbered(range(10, 20), keys=10), partition=1)
+    other = TopicPartition("in", 1)
+    until(lambda: sibling.progress.durable(other) == 10, made)
+    began = made.host.now()
+    until(lambda: made.host.now() > began + 1.5 * PROMPT_S, made)
+    assert task.id in made.tasks
+    assert task.drains_until is not None
+    gate.let_go.set()
+    events = closed(made, task)
+    assert [type(event) for event in events] == [Drains, Closed]
+    assert task.progress.durable(SOURCE) == 4
+    made.stop()
+    assert set(gate.called.values()) == {1}
+    assert len(made.read("out").keys) == 14
+
+
+@pytest.mark.parametrize("ended_by", ["time", "hurry", "pause"])
+def test_the_wait_ends_after_its_limit_at_a_second_signal_and_when_nothing_is_processed(
+    ended_by: str,
+) -> None:
+    held = Held()
+    limit_ms = 100 if ended_by == "time" else 600_000
+    made = Engine(forwarding(held), TOPICS, max_revoke_delay_ms=limit_ms)
+    task = made.open(WHOLE)
+    made.write("in", numbered([1]))
+    made.start()
+    until(lambda: held.called[1] == 1, made)
+    given_up(made, task)
+    if ended_by == "hurry":
+        made.threads[0].hurry()
+    elif ended_by == "pause":
+        made.threads[0].pause(True)
+    closed(made, task)
+    made.threads[0].pause(False)
+    held.let_go.set()
+    made.open(WHOLE)
+    finish(made, 1)
+    assert held.called[1] == 2

@@ -488,6 +488,11 @@ class Structure:
         )
 
     @property
+    def makes_calls(self) -> bool:
+        """Whether the program has asynchronous operators."""
+        return any(isinstance(node, Asynchronous) for node in self.nodes)
+
+    @property
     def unordered_topics(self) -> tuple[str, ...]:
         """The topics whose records a share group delivers."""
         return tuple(
