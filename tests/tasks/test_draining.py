@@ -98,7 +98,8 @@ def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(
     builder.stream("in", key=serdes.text, value=serdes.json).merge(
         builder.stream("other", key=serdes.text, value=serdes.json)
     ).map_values_async(held, value=serdes.json).to("out")
-    made = Engine(builder.build(), TOPICS, max_task_idle_ms=50)
+    # Long enough to be seen from this thread, however busy the machine is.
+    made = Engine(builder.build(), TOPICS, max_task_idle_ms=1000)
     task = made.open(WHOLE)
     for topic, value in (("in", b"1"), ("other", b"2")):
         made.write(topic, [(b"k%b" % value, value, 0)])
