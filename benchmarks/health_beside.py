@@ -40,6 +40,7 @@ from coopstreams.state.views import GlobalView
 from coopstreams.status.model import InstanceStatus
 from coopstreams.status.reasons import Health
 from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.keys import WHOLE
@@ -76,6 +77,9 @@ class _Instance:
 
     def placement(self) -> Placement:
         return self._placement
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return (TopicPartition("in", task.partition),)
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         return NotOpen(f"{store} {partition} {hash_} is on the other instance")

@@ -28,10 +28,11 @@ from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from coopstreams.group.admin import connected
-from coopstreams.group.hanging_transactions import OFFSETS_TOPIC, Transactions
+from coopstreams.group.hanging_transactions import Transactions
 from coopstreams.group.missing_markers import SKIPPING_METADATA
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError
+from coopstreams.topology.naming import OFFSETS_TOPIC
 from tests.group.brokers import Brokers, Fields, brokers
 
 ID, PRODUCER = "app-0", 66
