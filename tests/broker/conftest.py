@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.broker.cluster import ThreeBrokers
+from tests.broker.consumer_processes import Processes
 from tests.broker.consuming import Orders
 from tests.broker.processes import Workers
 from tests.broker.secured import SecuredKafka, secured_kafka
@@ -76,3 +78,20 @@ def three_brokers(cluster_of_module: ThreeBrokers) -> ThreeBrokers:
     """Return three healthy brokers, which the test may break. For tests marked `slow`."""
     cluster_of_module.mend()
     return cluster_of_module
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
+    """Return a function that makes `Processes`, which are killed in the end."""
+    made: list[Processes] = []
+
+    def make(*arguments: str) -> Processes:
+        made.append(Processes(tmp_path, *arguments))
+        return made[-1]
+
+    yield make
+    for group in made:
+        for worker in group.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+            worker.wait()

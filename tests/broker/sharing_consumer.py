@@ -14,7 +14,7 @@ import threading
 from confluent_kafka import Producer
 
 from coopstreams.consumer import CooperativeConsumer
-from coopstreams.topology.errors import LogError, MembershipLostError
+from coopstreams.topology.errors import FencedError, LogError, MembershipLostError
 
 log = logging.getLogger("worker")
 
@@ -36,15 +36,7 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
             "heartbeat.interval.ms": 200,
         }
     ) as consumer:
-        producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "transactional.id": consumer.transactional_id,
-                "retry.backoff.ms": 5,
-                "linger.ms": 2,
-            }
-        )
-        producer.init_transactions(90)
+        producer = new_producer(bootstrap, consumer)
         consumer.subscribe(
             [source],
             on_assign=lambda ranges: log.info("has %s", ranges),
@@ -52,10 +44,10 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
         )
         log.info("ready")
         while not stop.is_set():
-            records = consumer.consume(1000, 0.2)
-            if not records:
-                continue
             try:
+                records = consumer.consume(1000, 0.2)
+                if not records:
+                    continue
                 with consumer.transaction(producer):
                     for record in records:
                         producer.produce(
@@ -65,9 +57,25 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
                             0,
                         )
                         consumer.done(record)
+            except FencedError as error:
+                log.warning("with a new producer: %s", error)
+                producer = new_producer(bootstrap, consumer)
             except (LogError, MembershipLostError) as error:
                 log.warning("once more: %s", error)
     log.info("closed")
+
+
+def new_producer(bootstrap: str, consumer: CooperativeConsumer) -> Producer:
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": consumer.transactional_id,
+            "retry.backoff.ms": 5,
+            "linger.ms": 2,
+        }
+    )
+    producer.init_transactions(90)
+    return producer
 
 
 if __name__ == "__main__":
