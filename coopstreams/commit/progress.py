@@ -77,7 +77,9 @@ class Commits(Protocol):
 
     @property
     def tail(self) -> int:
-        """The offset of that partition below which everything is known."""
+        """The offset in the group's partition of the commit topic up to which its
+        records have been read.
+        """
         ...
 
     def mirror(

@@ -228,8 +228,9 @@ class Share:
     def stand_before(self) -> None:
         """Set the segments in `progress` for a commit without new done records.
 
-        They end at the first waiting record. If each key range told less, all could
-        wait for each other.
+        Their position is the offset of the first record that waits here. A range that
+        committed a lower position would hold the stable offset of the partition back,
+        for which records of other ranges may wait, and these for this range.
         """
         if self.waiting.first is not None:
             self.inflight.hand_out((), (), self.waiting.first)

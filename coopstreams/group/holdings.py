@@ -101,10 +101,15 @@ class Holdings:
         self._freed = False
         """Whether a closing task was released of which the leader does not know it."""
         self._target: tuple[TaskId, ...] = ()
+        """The tasks that this member gets once all hand-overs are done."""
         self._settled = True
+        """Whether no member waits for a task of another, by the last assignment."""
         self._serial = 0
+        """The number of assignments so far."""
         self._asked = 0
+        """How many rebalances were requested."""
         self._sent = 0
+        """The value of `_asked` when the state was last sent to the leader."""
         self._answered = NO_GENERATION
         """The generation that answered the last request to join."""
 
@@ -208,6 +213,10 @@ class Holdings:
         self._ask_if_closed()
 
     def _ask_if_closed(self) -> None:
+        """Request a rebalance if a task was released for which another member waits,
+        and no other closing task is about to be released, too. Those that take long to
+        close are not waited for.
+        """
         if self._freed and not self._settled and self.closing.keys() <= self._draining:
             self._freed = False
             self.ask()

@@ -726,7 +726,10 @@ class TaskAttempt:
         outbox: Outbox,
         expired: Counter[str],
     ) -> int:
-        """Write a store to its changelog; return how many rows."""
+        """Write the rows of a store to its changelog; return how many were written.
+
+        Expired rows are left out, and counted in `expired` by the name of the store.
+        """
         changelog = TopicPartition(
             changelog_topic(self._application, spec.name),
             self.id.partition,

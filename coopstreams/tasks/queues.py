@@ -355,6 +355,13 @@ class SourceQueues:
         most: int,
         ties: bool,
     ) -> Step:
+        """Take up to `most` records from the front batch of a source, and return them
+        as a step.
+
+        `limit`: the time of the next record of another source, up to which records are
+        taken: also those at that very time where `ties`. None: there is no other.
+        A batch that is taken to its end gives the step its position and its times.
+        """
         batch = source.waiting[0]
         count = min(batch.left, most)
         if limit is not None and count:

@@ -40,7 +40,13 @@ def global_table(
     value: Serde[Any],
     store: str | None,
 ) -> GlobalTable:
-    """Return a new global table of a graph."""
+    """Add a global table of a topic to a graph; return it.
+
+    `store`: the name of its store; None: a generated one.
+
+    Raises:
+        TopologyError: the name of the store is taken, or not legal.
+    """
     name = graph.names.store(f"{topic}-", store)
     for prefix in (
         "KSTREAM-SOURCE-",

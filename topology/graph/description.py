@@ -548,8 +548,10 @@ class Made:
 
 
 def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
-    """Return the lineage of each store of a sub-topology, by name. Several nodes may
-    write one store.
+    """Return how the rows of each store of a sub-topology are made, by the name of the
+    store. What several nodes do with one store is put together.
+
+    `above`: the source topics from which records come to each node.
     """
     found: dict[str, Made] = {}
     by_name = {node.name: node for node in subtopology.nodes}

@@ -124,10 +124,12 @@ def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
 
 
 def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the stores that hold a copy of a topic, with the topic.
+    """Yield each store of a source table that can be restored from its source topic
+    instead of a changelog, with that topic.
 
-    The table must be the only reader of the source: with other readers, a key that
-    cannot be deserialised may keep a record from all of them.
+    The table must be the only node that reads the source node. If another node reads
+    it, too, a record whose key that node cannot deserialise is dropped for both, and
+    the topic would have a row more than the store.
     """
     sources = {node.name: node for node in nodes if isinstance(node, Source)}
     readers = Counter(parent for node in nodes for parent in node.parents)

@@ -410,6 +410,10 @@ def _values(
 def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | None:
     """Return why SQL may find other values of these fields in a record than Python
     does; None if it finds the same.
+
+    Both must find a field, and JSON must have one spelling of its name: SQL does not
+    read escapes in names. `parts`: the fields that the type of the record declares;
+    None: JSON of any form.
     """
     if parts is not None and (missing := [name for name in names if name not in parts]):
         return f"reads the field {missing[0]!r}, which its type does not have"
