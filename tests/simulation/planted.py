@@ -783,7 +783,7 @@ PLANTED: dict[str, Planted] = {
         consumers.no_way_back, 2, "consumers", AT_LEAST_ONCE, oracle="order"
     ),
     "what is held is passed": Planted(
-        consumers.what_is_held_is_passed, 54, "consumers", oracle="progress"
+        consumers.what_is_held_is_passed, 8, "consumers", oracle="progress"
     ),
     "no fence": Planted(
         consumers.no_fence, 1, "consumers", AT_LEAST_ONCE, oracle="owners"
