@@ -8,6 +8,7 @@ import itertools
 import re
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,8 @@ class Moves:
         kafka: Kafka,
         folder: Path,
         call_s: float,
+        settings: dict[str, str],
         every: int = 50,
-        **settings: str,
     ) -> None:
         self.kafka = kafka
         self.sources = [kafka.topic(name, 2) for name in ("asked", "counted")]
@@ -85,18 +86,14 @@ class Moves:
     def settled(self) -> None:
         """Wait until each process has tasks."""
         for number in self.workers.running:
-            eventually(
-                lambda number=number: (
-                    self.workers.url(number) is not None
-                    and re.search(
-                        r"task \S+ runs on thread",
-                        self.workers.log(number)[self.workers._began[number] :],
-                    )
-                    is not None
-                ),
-                120,
-                self.workers.logs,
-            )
+            eventually(partial(self._has_tasks, number), 120, self.workers.logs)
+
+    def _has_tasks(self, number: int) -> bool:
+        """Whether a process answers queries, and runs a task."""
+        workers = self.workers
+        now = workers.log(number)[workers._began[number] :]
+        runs = re.search(r"task \S+ runs on thread", now)
+        return workers.url(number) is not None and runs is not None
 
     def answers(self) -> Counter[int]:
         """Return how often each number was answered."""
@@ -121,8 +118,10 @@ class Moves:
 def test_a_rolling_restart_makes_no_call_twice(
     kafka: Kafka, tmp_path: Path, static: bool
 ) -> None:
-    settings = {"group_instance_id": "p{instance}"} if static else {}
-    moves = Moves(kafka, tmp_path, 8.0, session_timeout_ms="30000", **settings)
+    settings = {"session_timeout_ms": "30000"}
+    if static:
+        settings["group_instance_id"] = "p{instance}"
+    moves = Moves(kafka, tmp_path, 8.0, settings)
     workers = moves.workers
     try:
         for number in range(3):

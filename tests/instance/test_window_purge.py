@@ -14,7 +14,7 @@ from coopstreams.instance.task_registry import Standing
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 LEFT, RIGHT = KeyRange.split(2)
 CHANGELOG = TopicPartition("app-windows-changelog", 0)
@@ -72,7 +72,7 @@ class Purged(Engine):
         """Return the times of the changelog's records."""
         return list(self.read(CHANGELOG.topic).timestamps)
 
-    def purged_to(self, time_ms: int, patience_s: float = 5.0) -> bool:
+    def purged_to(self, time_ms: int, patience_s: float = PATIENCE_S) -> bool:
         """Whether a purge leaves no record that is older. Waits for what the owner of
         hash 0 knows of its siblings, and commits.
         """
@@ -176,4 +176,4 @@ def test_brokers_are_asked_again_only_when_a_tenth_of_what_is_kept_has_passed(
         engine.purge.purge()
     assert len(asked) == 1
     engine.count_at(1100)
-    assert wait_until(lambda: engine.purged_to(0) and len(asked) == 2, 5)
+    assert wait_until(lambda: engine.purged_to(0) and len(asked) == 2, PATIENCE_S)
