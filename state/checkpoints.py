@@ -64,6 +64,11 @@ class Checkpoint:
     """For a store that is restored from a source topic: the offset from which the topic
     was read up to `offset` while compaction may have removed rows that the store needs.
     """
+    ahead: bool = False
+    """Whether windows have expired by the times in the changelog (up to `observed`), and
+    not by the time of a task: under at-least-once, a task may begin earlier than its
+    changelog ends, and need them.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last <= ALL_GROUPS.last:

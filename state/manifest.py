@@ -98,6 +98,7 @@ class Slice:
             self.observed,
             self.true_ms,
             topic_id,
+            ahead=self.observed != NOTHING_OBSERVED,
         )
 
 

@@ -565,8 +565,9 @@ class Restore:
 
         For tasks, this is the smallest window start of the groups that have windows. It
         is at most the stream time at which any of the groups begins, because other
-        groups may have older windows. For a snapshot, each slice gets its largest
-        window start: windows that had expired by then are missing there.
+        groups may have older windows. For a snapshot or a standby, each slice
+        gets its largest window start: windows that had expired by then are missing
+        there.
         """
         seen, times = (
             each[run.first : run.last + 1] for each in (self._seen, self._times)
@@ -582,6 +583,7 @@ class Restore:
                 yield replace(
                     part,
                     observed=min(starts) if of_part == NOTHING_OBSERVED else of_part,
+                    ahead=True,
                 )
 
     def _admit(self, groups: Sequence[int]) -> None:
@@ -621,6 +623,9 @@ class Restore:
                 f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets "
                 "of the group reset?"
             )
+        begins = self._times[group]
+        if same and at.ahead and at.observed > begins:
+            return f"windows have expired there by {at.observed}, which the changelog has, and its task begins at {begins}"
         return self.bounds.refusal(at)
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:

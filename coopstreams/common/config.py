@@ -199,6 +199,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Whether partitions may be shared, and records that wait for calls let others pass. False: the application "
         "restricts itself as `accept.individual.commit=false` of the cluster does.",
     ),
+    "num.standby.replicas": (
+        integer(0, 100),
+        0,
+        "Standbys of each task with logged stores: other processes that follow its changelogs, and take it over without "
+        "a long restore. On another `client.rack` than the owner's where there is one. The same in all processes.",
+    ),
     "ranges.before.windows": (
         boolean,
         False,

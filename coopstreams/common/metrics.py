@@ -304,6 +304,12 @@ class Metrics:
             "task",
             "store",
         )
+        self._standby_lag = self._gauge(
+            "standby_lag_records",
+            "Changelog records that a standby of a task on this instance is behind, those of other key ranges included.",
+            "task",
+            "store",
+        )
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._reasons = self._gauge(
             "health_reasons",
@@ -486,6 +492,19 @@ class Metrics:
         self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
+
+    def standby_lag(
+        self,
+        task: TaskId,
+        store: str,
+        records: int,
+    ) -> None:
+        """Set how many changelog records a standby of a task is behind."""
+        self._standby_lag.of(task, store).set(records)
+
+    def standby_ended(self, task: TaskId) -> None:
+        """Remove the gauges of a standby."""
+        self._standby_lag.forget(task)
 
     def fetched(
         self,

@@ -37,6 +37,7 @@ from coopstreams.group.members import (
     MemberState,
     Runs,
 )
+from coopstreams.group.replicas import replicated_by
 
 Version: TypeAlias = tuple[str, ...]
 Members: TypeAlias = Mapping[str, MemberState]
@@ -93,9 +94,15 @@ def still_held(members: Members, active: Version) -> bool:
     )
 
 
-def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]:
+def assign_active(
+    members: Members,
+    *,
+    ranges: int = 1,
+    replicas: int = 0,
+) -> dict[str, Assignment]:
     """Return the assignment of each member: tasks for the members of the active
-    version, the reason why not for the other members.
+    version, the reason why not for the other members. `replicas`: the number of
+    standbys of each task.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -110,7 +117,15 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
         if part.partitions
     }
     whole = [number for number, part in enumerate(topology) if not part.divisible]
-    given = assign(partitions, able, ranges=ranges, whole=whole, withheld=held)
+    given = assign(
+        partitions,
+        able,
+        ranges=ranges,
+        whole=whole,
+        withheld=held,
+        replicas=replicas,
+        replicated=replicated_by(able),
+    )
     granted = {id_: given[id_].tasks if id_ in given else () for id_ in sorted(members)}
     cluster = Cluster(
         members=tuple(

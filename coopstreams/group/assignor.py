@@ -4,6 +4,7 @@ subscriptions.
     claims   the tasks that each member rightly holds       claims.py
     target   the assignment once all hand-overs are done    the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows once it is released
+    standbys of the target's tasks                          replicas.py
 
 Each member reports its share of the last target. While these shares fit the present
 members, they remain the target. So tasks move only for a cause, and all rebalances of
@@ -24,6 +25,7 @@ from fractions import Fraction
 
 from coopstreams.group.balance import balance
 from coopstreams.group.claims import (
+    NO_CLAIMS,
     Claims,
     check_granted,
     claims_of,
@@ -35,6 +37,7 @@ from coopstreams.group.members import (
     Member,
     MemberState,
 )
+from coopstreams.group.replicas import place_standbys, standby_claims
 from coopstreams.group.slots import Layout
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import GROUPS, KeyRange, check_tiling
@@ -48,15 +51,18 @@ def assign(
     ranges: int = 1,
     whole: Collection[int] = (),
     withheld: bool = False,
+    replicas: int = 0,
+    replicated: Collection[int] = (),
 ) -> dict[str, Assignment]:
     """Return the assignment of each member. All members run the same topology;
     `active_version` handles groups whose members do not.
 
-    A member that is leaving has no target, unless all are leaving.
+    A member that is leaving has no target and no standbys, unless all are leaving.
 
     Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges that
     a partition is cut into; the sub-topologies in `whole` are never cut. `withheld`:
-    the targets are set, but no task is granted.
+    the targets are set, but no task is granted. The tasks of the sub-topologies in
+    `replicated` get `replicas` standbys each.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
@@ -71,6 +77,13 @@ def assign(
     target = _target(partitions, members, claims, ranges, whole)
     granted = dict.fromkeys(target, ()) if withheld else grant(target, claims)
     check_granted(granted, claims)
+    standbys = place_standbys(
+        target,
+        {id_: members[id_] for id_ in target},
+        claims,
+        0 if withheld else replicas,
+        replicated,
+    )
     settled = granted == target
     cluster = Cluster(
         members=tuple(
@@ -86,6 +99,7 @@ def assign(
             target.get(member, ()),
             settled,
             cluster,
+            standbys=standbys.get(member, ()),
         )
         for member, state in members.items()
     }
@@ -102,6 +116,7 @@ def _target(
     threads = {id_: members[id_].info.threads for id_ in staying or sorted(members)}
     share = all(state.info.allow_key_share for state in members.values())
     load = dict.fromkeys(threads, Fraction(0))
+    standbys = standby_claims(members)
     target: dict[str, list[TaskId]] = {member: [] for member in threads}
     for subtopology in sorted(partitions):
         if partitions[subtopology] < 1:
@@ -120,6 +135,7 @@ def _target(
             {id_: members[id_].target for id_ in threads},
             claims,
             load,
+            standbys,
         ).items():
             target[member] += mine
     return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
@@ -131,11 +147,13 @@ def settle(
     promised: Mapping[str, Iterable[TaskId]],
     claims: Claims,
     load: dict[str, Fraction],
+    standbys: Claims = NO_CLAIMS,
 ) -> dict[str, list[TaskId]]:
     """Return each member's target in one sub-topology: the promised target while it
     fits, else a new balance.
 
-    Shape: adds each member's target to `load`. Units: partitions.
+    Shape: adds each member's target to `load`. Units: partitions. `standbys`: the
+    ranges of which members have standbys; they get free ones first.
 
     Raises:
         AssignmentError: the result would be wrong; a bug here.
@@ -147,7 +165,7 @@ def settle(
         for member in layout.threads
     }
     if problem_of(layout, subtopology, tasks):
-        tasks = _balanced(layout, subtopology, claims, load)
+        tasks = _balanced(layout, subtopology, claims, load, standbys)
         if problem := problem_of(layout, subtopology, tasks):
             raise AssignmentError(f"sub-topology {subtopology}: {problem}")
     cuts = Counter(task.partition for mine in tasks.values() for task in mine)
@@ -161,8 +179,31 @@ def _balanced(
     subtopology: int,
     claims: Claims,
     load: Mapping[str, Fraction],
+    standbys: Claims,
 ) -> dict[str, list[TaskId]]:
-    held = {
+    balanced = balance(
+        layout,
+        _of_subtopology(layout, subtopology, claims),
+        load,
+        _of_subtopology(layout, subtopology, standbys),
+    )
+    return {
+        member: [
+            TaskId(subtopology, cell.partition, key_range)
+            for cell in cells
+            for key_range in cell.ranges
+        ]
+        for member, cells in balanced.items()
+    }
+
+
+def _of_subtopology(
+    layout: Layout,
+    subtopology: int,
+    claims: Claims,
+) -> dict[str, dict[int, list[KeyRange]]]:
+    """Return the claims to one sub-topology, by member and partition."""
+    return {
         member: {
             task_partition.partition: ranges
             for task_partition, ranges in mine.items()
@@ -171,15 +212,6 @@ def _balanced(
         }
         for member, mine in claims.items()
         if member in layout.threads
-    }
-    balanced = balance(layout, held, load)
-    return {
-        member: [
-            TaskId(subtopology, cell.partition, key_range)
-            for cell in cells
-            for key_range in cell.ranges
-        ]
-        for member, cells in balanced.items()
     }
 
 

@@ -3,8 +3,9 @@ siblings together. A cell is the part of a partition that one slot takes.
 
     quotas      which members take one cell more, if cells do not divide evenly: those that hold more already
     slot counts which partitions have one slot more: those where it keeps the most in place
-    keep        a member keeps the cells that it holds completely
-    fill        the rest goes where the member has a store already, then where it fits as a whole
+    keep        a member keeps the cells that it holds completely, then takes those without a holder of which it has a
+                standby
+    fill        the rest goes where the member has a standby or a store already, then where it fits as a whole
     cell        which cell of the partition: the one of which the member holds the most
 
 Invariant: every cell has one member and every member its quota. A member keeps the
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations
 
-from coopstreams.group.claims import common
+from coopstreams.group.claims import common, merge
 from coopstreams.group.slots import Cell, Layout
 from coopstreams.topology.keys import MAX_HASH, KeyRange
 
@@ -34,18 +35,23 @@ anew: by a sixteenth (2^-4).
 """
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
+_NONE: _Held = {}
 
 
 def balance(
     layout: Layout,
     held: _Held,
     load: Mapping[str, Fraction],
+    standbys: _Held = _NONE,
 ) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
-    Shape: `held` by member and partition, disjoint ranges. `load` is each member's
-    share of the other sub-topologies: of equal members, the one with less takes more.
+    Shape: `held` by member and partition, disjoint ranges; `standbys` likewise, but
+    those of several members overlap. `load` is each member's share of the other
+    sub-topologies: of equal members, the one with less takes more.
     """
+    really = held
+    held = _inherited(held, standbys) if standbys else held
     counts = _slot_counts(layout, held)
     cells = {
         partition: layout.cells(partition, slots)
@@ -54,10 +60,16 @@ def balance(
     kept = _complete(cells, held)
     quota = _quotas(layout, held, kept, load)
     balanced = {
-        member: _best_kept(kept.get(member, []), quota[member])
+        member: _best_kept(
+            kept.get(member, []),
+            really.get(member, {}),
+            quota[member],
+        )
         for member in layout.threads
     }
     free = _free(cells, balanced)
+    # Who gave a cell up has its rows, too; but it has its share already.
+    held = _together(held, standbys) if standbys else held
     missing = {member: quota[member] - len(mine) for member, mine in balanced.items()}
     wants = _fill(missing, free, balanced, held, counts)
     for partition, shares in wants.items():
@@ -181,14 +193,83 @@ def _quotas(
     return quota
 
 
-def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
-    """Return the cells that a member keeps, at most its quota: first those of
-    partitions where it has the most cells.
+def _inherited(held: _Held, standbys: _Held) -> _Held:
+    """Return what members hold, where each range that no member holds counts as held by
+    a member with a standby of it.
+
+    Of several such members, the one that holds least so far.
     """
+    taken: dict[int, list[KeyRange]] = {}
+    for mine in held.values():
+        for partition, ranges in mine.items():
+            taken.setdefault(partition, []).extend(ranges)
+    found = {
+        member: dict(held.get(member, {})) for member in sorted({*held, *standbys})
+    }
+    size = {
+        member: sum(_size(ranges) for ranges in mine.values())
+        for member, mine in found.items()
+    }
+    partitions = {partition for mine in standbys.values() for partition in mine}
+    for partition in sorted(partitions):
+        for member in sorted(standbys, key=lambda member: (size[member], member)):
+            free = [
+                left
+                for key_range in standbys[member].get(partition, ())
+                for left in key_range.minus(taken.get(partition, ()))
+            ]
+            if free:
+                mine = found[member]
+                mine[partition] = merge([*mine.get(partition, ()), *free])
+                taken.setdefault(partition, []).extend(free)
+                size[member] += _size(free)
+    return found
+
+
+def _together(held: _Held, standbys: _Held) -> _Held:
+    """Return the ranges of which each member has rows: held, or as standbys."""
+    return {
+        member: {
+            partition: merge(
+                [
+                    *held.get(member, {}).get(partition, ()),
+                    *standbys.get(member, {}).get(partition, ()),
+                ]
+            )
+            for partition in {*held.get(member, ()), *standbys.get(member, ())}
+        }
+        for member in sorted({*held, *standbys})
+    }
+
+
+def _size(ranges: Iterable[KeyRange]) -> int:
+    return sum(key_range.end - key_range.start + 1 for key_range in ranges)
+
+
+def _best_kept(
+    cells: list[Cell],
+    really: Mapping[int, list[KeyRange]],
+    quota: int,
+) -> list[Cell]:
+    """Return the cells that a member keeps, at most its quota: first those that it
+    really holds, of these those of partitions where it has the most cells.
+    """
+
+    def is_held(cell: Cell) -> bool:
+        return any(
+            key_range.covers(cell.key_range)
+            for key_range in really.get(cell.partition, ())
+        )
+
     together = Counter(cell.partition for cell in cells)
     return sorted(
         cells,
-        key=lambda cell: (-together[cell.partition], cell.partition, cell.key_range),
+        key=lambda cell: (
+            not is_held(cell),
+            -together[cell.partition],
+            cell.partition,
+            cell.key_range,
+        ),
     )[:quota]
 
 

@@ -25,6 +25,8 @@ Claims: TypeAlias = Mapping[str, Mapping[TaskPartition, list[KeyRange]]]
 none adjacent to the next.
 """
 
+NO_CLAIMS: Claims = {}
+
 
 def task_partition_of(task: TaskId) -> TaskPartition:
     """Return the partition of a task."""

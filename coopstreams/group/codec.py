@@ -82,12 +82,15 @@ class _Info(msgspec.Struct, omit_defaults=True):
     ending: str = ""
     topology: tuple[tuple[str, int, bool], ...] = ()
     leaving: bool = False
+    rack: str = ""
+    stands_by: tuple[int, ...] | None = None
 
 
 class _Subscription(_Info, omit_defaults=True, kw_only=True):
     tasks: tuple[_Task, ...] = ()
     target: tuple[_Task, ...] = ()
     nonce: int = 0
+    standbys: tuple[_Task, ...] = ()
 
 
 class _Assignment(msgspec.Struct, omit_defaults=True):
@@ -99,6 +102,7 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
     settled: bool = True
     error: str = ""
     waits: str = ""
+    standbys: tuple[_Task, ...] = ()
 
 
 class _Member(_Info, omit_defaults=True, kw_only=True):
@@ -139,6 +143,7 @@ def encode_subscription(
         tasks=_tasks(state.tasks),
         target=_tasks(state.target),
         nonce=nonce,
+        standbys=_tasks(state.standbys),
     )
     owned = [
         ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p)
@@ -172,6 +177,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
             wrapper.generation_id,
             _task_ids(ours.target),
             topics,
+            _task_ids(ours.standbys),
         )
     except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
@@ -197,6 +203,7 @@ def encode_assignments(
             assignment.settled,
             assignment.error,
             assignment.waits,
+            _tasks(assignment.standbys),
         )
         parts = [
             ConsumerProtocolAssignment.TopicPartition(topic=t, partitions=p)
@@ -234,6 +241,7 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
             cluster,
             ours.error,
             ours.waits,
+            _task_ids(ours.standbys),
         )
     except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
@@ -258,6 +266,8 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "ending": info.ending,
         "topology": tuple(tuple(part) for part in info.topology),
         "leaving": info.leaving,
+        "rack": info.rack,
+        "stands_by": info.stands_by,
     }
 
 
@@ -273,6 +283,8 @@ def _info_of(wire: _Info) -> MemberInfo:
         wire.ending,
         topology,
         wire.leaving,
+        wire.rack,
+        wire.stands_by,
     )
 
 

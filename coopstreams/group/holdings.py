@@ -57,6 +57,8 @@ class Assigned:
     cluster: Cluster
     waits: str = ""
     """Why the leader gives this member no tasks for now; empty: it gives it tasks."""
+    standbys: tuple[TaskId, ...] = ()
+    """The tasks of which this member is to have standbys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,10 @@ class Holdings:
         """The revoked and not yet released tasks, each with the serial of the
         assignment that revoked it.
         """
+        self.standbys: tuple[TaskId, ...] = ()
+        """The tasks of which this member has standbys. They outlast the membership: their
+        rows stay in its databases.
+        """
         self.process = process
         self._draining: set[TaskId] = set()
         """The held tasks that take long to close."""
@@ -127,7 +133,14 @@ class Holdings:
         """
         self._sent = self._asked
         self._freed = False
-        return MemberState(info, self.held, self.generation, self._target), self._asked
+        state = MemberState(
+            info,
+            self.held,
+            self.generation,
+            self._target,
+            standbys=self.standbys,
+        )
+        return state, self._asked
 
     def ask(self) -> None:
         """Request a rebalance, because the leader's knowledge of this member is out of
@@ -169,6 +182,7 @@ class Holdings:
         self.tasks = assignment.tasks
         self._draining &= set(self.held)
         self.generation = generation
+        self.standbys = assignment.standbys
         self._target = assignment.target
         self._settled = assignment.settled
         # a predecessor's assignment: the leader knows neither our endpoint nor our
@@ -184,6 +198,7 @@ class Holdings:
             revoked,
             assignment.cluster,
             assignment.waits,
+            assignment.standbys,
         )
 
     def drains(self, tasks: Iterable[TaskId]) -> None:

@@ -78,6 +78,12 @@ class MemberInfo:
     """
     leaving: bool = False
     """Whether the instance ends once it has released its tasks, and takes none."""
+    rack: str = ""
+    """Its rack (`client.rack`); empty: it is not known."""
+    stands_by: tuple[int, ...] | None = None
+    """The sub-topologies of which it can keep standbys; None: a member of an older
+    version, beside which no member gets any.
+    """
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -101,6 +107,8 @@ class MemberState:
     """Its share of the last target: the tasks it gets once all hand-overs are done."""
     topics: tuple[str, ...] = field(default=(), compare=False)
     """Its subscribed topics; only the leader gets them."""
+    standbys: tuple[TaskId, ...] = ()
+    """The tasks of which it has standbys: their rows are in its databases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +163,5 @@ class Assignment:
     """Why the leader gives this member no tasks for now; empty: no reason. The member
     stays, and takes over when it can.
     """
+    standbys: tuple[TaskId, ...] = ()
+    """The tasks of which it is to have standbys."""

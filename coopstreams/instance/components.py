@@ -50,6 +50,7 @@ from coopstreams.opening.opener import Opener, Stages
 from coopstreams.opening.position_check import PositionCheck
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
+from coopstreams.opening.standbys import Standbys
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WATCHING_S = 1.0
-"""How long the watcher waits for one answer."""
+"""How long the watcher, and standbys, wait for one answer."""
 COMPARE_EVERY_S = 60.0
 """The time between two comparisons of topic ids and partition counts."""
 
@@ -297,7 +298,11 @@ class Components:
             self.plan.application,
             self.plan.subscribed,
             presence.info,
-            partial(assign_active, ranges=config["ranges.per.partition"]),
+            partial(
+                assign_active,
+                ranges=config["ranges.per.partition"],
+                replicas=config["num.standby.replicas"],
+            ),
             emit,
             presence.alive,
             sources=self.plan.source_topics,
@@ -403,6 +408,14 @@ class Components:
             listener,
             self.host,
         )
+        standbys = Standbys(
+            lambda: self.wiring.cluster(client_settings(config), WATCHING_S),
+            lambda log: Restores(log, plan.changelog, snapshots, host=self.host),
+            self.databases,
+            plan.changelog,
+            self.metrics,
+            self.host,
+        )
         # Match the whole id: the id of another application may have the same beginning.
         form = re.compile(
             re.escape(plan.application)
@@ -420,6 +433,7 @@ class Components:
             member,
             self.follower,
             Stages(barrier, positions, restores, sinks),
+            standbys,
             self.databases,
             lambda epoch: self.directory.begin(
                 self.deployed.take_over(

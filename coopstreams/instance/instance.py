@@ -88,7 +88,9 @@ class Instance:
         self._host = components.host
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
-        self._leftovers = Leftovers(components.databases, self.registry)
+        self._leftovers = Leftovers(components.databases, self._kept)
+        self._stood_by: tuple[TaskId, ...] = ()
+        """The standbys that the opener was last asked to keep."""
         self._tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._closing = False
@@ -451,6 +453,7 @@ class Instance:
                 log.warning(
                     "the group has removed this process; uncommitted records are processed again"
                 )
+                self.registry.standbys = ()
                 self._do(self.registry.lost())
             case Matched(resolved):
                 self._read_topics(resolved)
@@ -482,6 +485,7 @@ class Instance:
         self.components.directory.note_member(self.member.id)
         self._threads.known(self.presence.known_threads(event.cluster))
         self.opener.follow_generation(event)
+        self.registry.standbys = event.standbys
         self._do(self.registry.assigned(event.added, event.revoked))
         if not all(self.components.sources(task) for task in event.added):
             self._subscription.hurry()
@@ -662,13 +666,30 @@ class Instance:
                     closing.setdefault(self._homes[id_], []).append(self._tasks[id_])
                 case Do.RELEASE:
                     if not self._closing:  # else it may be back soon
-                        self.components.databases.moved_away(id_, self.registry.here)
+                        self.components.databases.moved_away(id_, self._kept())
                     released.append(id_)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
+        self._stand_by()
         if released:
             assert self._assigned is not None
             self.member.released(released, self._assigned.serial)
+
+    def _stand_by(self) -> None:
+        """Tell the opener which standbys to keep. Last: a task that is opened takes the
+        database over from its standby.
+        """
+        standbys = self.registry.stands_by
+        if standbys != self._stood_by:
+            assert self._assigned is not None
+            self._stood_by = standbys
+            self.opener.stand_by(standbys, self._assigned.epoch)
+
+    def _kept(self) -> set[TaskId]:
+        """Return the tasks whose rows stay on this disk; those of a standby until it
+        writes no more.
+        """
+        return self.registry.here | set(self.opener.standbys)
 
     def _drop(self, opened: Incarnation) -> None:
         """Close what was opened for a task that is no longer wanted."""

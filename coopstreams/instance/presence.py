@@ -10,6 +10,7 @@ from coopstreams.common.host import Host
 from coopstreams.group.members import Cluster, MemberInfo, Runs
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.stream_threads import StreamThreads
+from coopstreams.opening.standbys import has_standby
 
 ENDING_CHARACTERS = 500
 """The most characters of an error that all members of the group get: brokers limit the
@@ -69,6 +70,12 @@ class Presence:
             ending=self._ending,
             topology=self._announced(),
             leaving=self.leaving,
+            rack=str(self._plan.config.client.get("client.rack", "")),
+            stands_by=tuple(
+                part.id
+                for part in self._plan.topology.subtopologies
+                if any(has_standby(spec) for spec in part.stores)
+            ),
         )
 
     def alive(self) -> bool:

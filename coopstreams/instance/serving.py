@@ -32,7 +32,7 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
-from coopstreams.status.model import InstanceStatus
+from coopstreams.status.model import InstanceStatus, StandbyStatus
 from coopstreams.status.reasons import Health, Seen, health
 from coopstreams.status.time_status import time_status
 from coopstreams.tasks.lifecycle import ENDING
@@ -40,6 +40,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.tasks.task_figures import (
     DownloadStatus,
     RestoreStatus,
+    TaskPlace,
     TaskStatus,
     TimeStatus,
 )
@@ -312,6 +313,10 @@ class Serving:
                 self._task(task, standing, seen.times)
                 for task in sorted(standing.states)
             ),
+            standbys=tuple(
+                _standby(task, sum(lags.values()))
+                for task, lags in sorted(self._instance.opener.standbys.items())
+            ),
             details={**self._details, "version": version},
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,
@@ -514,4 +519,15 @@ def _why_closing(task: Task, left_s: float) -> str:
     return (
         f"{task} is being given up, and waits for its calls: {under_way} are under way; in {max(0.0, left_s):.0f} s "
         "at the longest (max.revoke.delay.ms) the next owner makes them again"
+    )
+
+
+def _standby(task: TaskId, lag: int) -> StandbyStatus:
+    place = TaskPlace.at(task)
+    return StandbyStatus(
+        id=place.id,
+        subtopology=place.subtopology,
+        partition=place.partition,
+        key_range=place.key_range,
+        lag=lag,
     )

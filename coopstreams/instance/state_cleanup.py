@@ -15,11 +15,12 @@ for now: the ranges may come back.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from math import inf
 
-from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.state.directory import Databases
 from coopstreams.topology.errors import StateError
+from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,14 @@ class Leftovers:
     thread.
     """
 
-    def __init__(self, databases: Databases, registry: TaskRegistry) -> None:
+    def __init__(
+        self,
+        databases: Databases,
+        here: Callable[[], Iterable[TaskId]],
+    ) -> None:
+        """`here`: returns the tasks whose rows stay."""
         self._databases = databases
-        self._registry = registry
+        self._here = here
         self._member = False
         self._due = inf
 
@@ -49,14 +55,14 @@ class Leftovers:
             self._due = now + KEPT_S if member else inf
 
     def look(self, now: float) -> None:
-        """Delete the state that no task of the registry has, every `KEPT_S`. Databases
+        """Delete the state that no task or standby here has, every `KEPT_S`. Databases
         that are about to be opened are kept.
         """
         if now < self._due:
             return
         self._due = now + KEPT_S
         try:
-            self._databases.keep(self._registry.here)
+            self._databases.keep(self._here())
         except (StateError, OSError) as error:
             log.warning(
                 "state that no task here has any more is not deleted: %s",

@@ -7,6 +7,7 @@ actions out.
     aborted, lost, thread died            -> closing -> opened again if it is wanted
     topics changed, thread removed        -> closing -> opened again if it is wanted
 
+Invariant: a standby runs only on hashes of which no task here is wanted, or not closed.
 Invariant: the tasks of one partition that are opening, running or closing here never
 overlap; a task that overlaps one of them waits. Every revoked task is released exactly
 once, and only when it is closed. Turned down: opening a new key range while a task that
@@ -16,7 +17,7 @@ overlaps it still commits (two writers for one key).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from coopstreams.group.holdings import Assigned
@@ -85,6 +86,8 @@ class TaskRegistry:
     def __init__(self) -> None:
         self.states: dict[TaskId, State] = {}
         self.wanted: set[TaskId] = set()
+        self.standbys: tuple[TaskId, ...] = ()
+        """The tasks of which the group wants standbys here."""
         self._owed: set[TaskId] = set()
         """The revoked tasks that are not released yet."""
         self._ending: set[TaskId] = set()
@@ -93,10 +96,24 @@ class TaskRegistry:
 
     @property
     def here(self) -> set[TaskId]:
-        """The tasks whose rows stay on this disk: those that are wanted, and those that
-        are not closed yet.
+        """The tasks whose rows stay on this disk: those that are wanted, those that are
+        not closed yet, and standbys.
         """
-        return self.wanted | self.states.keys()
+        return self.wanted | self.states.keys() | set(self.standbys)
+
+    @property
+    def stands_by(self) -> tuple[TaskId, ...]:
+        """The standbys that may run now: they have no hash of a task that is wanted, or
+        not closed yet.
+        """
+        tasks = self.wanted | self.states.keys()
+        return tuple(
+            replace(standby, key_range=free)
+            for standby in self.standbys
+            for free in standby.key_range.minus(
+                task.key_range for task in tasks if task.conflicts(standby)
+            )
+        )
 
     def assigned(
         self,

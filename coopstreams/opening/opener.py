@@ -14,7 +14,7 @@ state matches its positions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.barrier import Barrier, Opening
@@ -31,6 +31,7 @@ from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
+from coopstreams.opening.standbys import Standbys
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
@@ -65,6 +66,8 @@ members that have left are to be ended.
 """
 BUSY_S = 0.01
 """The longest wait for commits while tasks wait for answers of the brokers."""
+FOLLOW_S = 0.05
+"""The longest wait for commits while a standby waits for records."""
 RETRY_S = 0.3
 """The pause after a failed request."""
 GONE_S = 30.0
@@ -90,7 +93,7 @@ class _TaskOpening(Opening):
     """None: the positions are not known yet."""
     database: Database | None = None
     """The database in which its stores are restored; None: the positions are not known
-    yet.
+    yet, and no standby had the database open.
     """
 
 
@@ -102,6 +105,14 @@ class Stages:
     positions: Positions
     restores: Restores
     sinks: SinkOpenings
+
+
+@dataclass(frozen=True, slots=True)
+class _StandBy:
+    """A request for standbys of these tasks, and no others."""
+
+    tasks: tuple[TaskId, ...]
+    epoch: int
 
 
 class Opener:
@@ -117,6 +128,7 @@ class Opener:
         member: GroupMember,
         follower: Follower,
         stages: Stages,
+        standbys: Standbys,
         databases: Databases,
         take_over: Callable[[int], None],
         emit: Callable[[Event], None],
@@ -140,6 +152,9 @@ class Opener:
         self._follower = follower
         self._positions = stages.positions
         self._restores = stages.restores
+        self._standbys = standbys
+        self._standby_epoch = 0
+        """The epoch of the membership that the standbys are of."""
         self._take_over = take_over
         self._taken: int | None = None
         """The epoch in which `take_over` last ran; None: it must run, as tasks of
@@ -147,7 +162,9 @@ class Opener:
         """
         self._databases = databases
         self._emit = emit
-        self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
+        self._requests: Inbox[_TaskOpening | _StandBy | TaskId | Assigned | None] = (
+            host.inbox()
+        )
         self._openings: dict[TaskId, _TaskOpening] = {}
         self._held: dict[TaskId, Held] = {}
         """The tasks that must not be opened before a time."""
@@ -177,6 +194,17 @@ class Opener:
         """
         self._held[held.task] = held
 
+    def stand_by(self, tasks: tuple[TaskId, ...], epoch: int) -> None:
+        """Keep standbys of these tasks, and of no others. No task here that is not
+        closed may overlap one.
+        """
+        self._ask(_StandBy(tasks, epoch))
+
+    @property
+    def standbys(self) -> Mapping[TaskId, Mapping[str, int]]:
+        """The standbys that may write to their databases, with the lag of each store."""
+        return self._standbys.lags
+
     def cancel(self, task: TaskId) -> None:
         """Stop opening a task. A `Cancelled` event follows if it was not open yet."""
         self._ask(task)
@@ -190,6 +218,7 @@ class Opener:
     def release(self) -> None:
         """Close the readers of an opener that was not started."""
         self._restores.close()
+        self._standbys.close()
         self._follower.close()
 
     def waits_for(self, task: TaskId) -> TaskWait:
@@ -239,6 +268,7 @@ class Opener:
             self._emit(Failed(error, "opener"))
         finally:
             self._restores.close()
+            self._standbys.close()
             self._sinks.close()
             for opening in self._openings.values():
                 self._leave(opening)
@@ -286,7 +316,10 @@ class Opener:
             raise error
         self._host.sleep(RETRY_S)
 
-    def _ask(self, request: _TaskOpening | TaskId | Assigned | None) -> None:
+    def _ask(
+        self,
+        request: _TaskOpening | _StandBy | TaskId | Assigned | None,
+    ) -> None:
         self._requests.put(request)
         self._follower.wake()
 
@@ -301,17 +334,41 @@ class Opener:
             if isinstance(request, Assigned):
                 self._barrier.follow_generation(request)
                 self._taken = None if request.waits else self._taken
+            elif isinstance(request, _StandBy):
+                self._standbys.want(request.tasks)
+                self._standby_epoch = request.epoch
             elif isinstance(request, _TaskOpening):
                 self._openings[request.id] = request
+                self._take_from_standbys(request)
             elif (opening := self._openings.pop(request, None)) is not None:
                 self._restores.cancel(opening.id)
                 self._sinks.cancel(opening.id)
                 self._leave(opening)
                 self._emit(Cancelled(opening.id))
 
+    def _take_from_standbys(self, opening: _TaskOpening) -> None:
+        """End the standbys of a task. Its database stays open in between: a store in
+        memory would be empty.
+        """
+        if self._standbys.overlaps(opening.id):
+            opening.database = self._databases.enter(opening.id)
+        self._standbys.give_way(opening.id)
+
+    def _stand_by(self) -> bool:
+        """Do one thing for the standbys, if no task can be opened meanwhile; return
+        whether there is more to do for them.
+        """
+        if not self._standbys.wanted or any(
+            self._positions.sources(opening.id) for opening in self._unresolved()
+        ):
+            return False
+        # Before the first database is opened, as for tasks.
+        self._take_over_in(self._standby_epoch)
+        return self._standbys.step()
+
     def _turn(self) -> None:
         self._barrier.hunt()
-        busy = self._restores.step()
+        busy = self._restores.step() or self._stand_by()
         known = self._follower.known
         self._follower.poll(0.0 if busy else self._wait_s())
         if self._follower.known > known:
@@ -355,6 +412,8 @@ class Opener:
             barrier is None or self._follower.passed(barrier) for barrier in waiting
         ):
             return BUSY_S
+        if self._standbys.busy:
+            return FOLLOW_S
         return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
 
     def _unresolved(self) -> list[_TaskOpening]:
@@ -371,9 +430,7 @@ class Opener:
 
     def _pass_barrier(self) -> None:
         for opening in self._openings.values():
-            if opening.epoch != self._taken:
-                self._take_over(opening.epoch)
-                self._taken = opening.epoch
+            self._take_over_in(opening.epoch)
         waiting = [
             opening
             for opening in self._unresolved()
@@ -398,6 +455,11 @@ class Opener:
             )
         if len(opened) < len(waiting) or self._restores.stuck():
             self._barrier.hunt_later()
+
+    def _take_over_in(self, epoch: int) -> None:
+        if epoch != self._taken:
+            self._take_over(epoch)
+            self._taken = epoch
 
     def _leave(self, opening: _TaskOpening) -> None:
         if opening.database is not None:

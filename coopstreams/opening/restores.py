@@ -229,6 +229,8 @@ class Restores:
         """Whether the reader must be assigned before the next fetch, because jobs have
         begun, moved or ended.
         """
+        self.progressed = False
+        """Whether the last step has come further in a changelog."""
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[
             tuple[TaskId, TopicPartition], _SnapshotRestore
@@ -367,6 +369,7 @@ class Restores:
             LogError: the brokers or the schema registry do not answer.
         """
         self._changelogs.forget()
+        self.progressed = False
         if self._snapshot_restores:
             if not self._jobs:
                 self._downloads.ended.wait(LOOK_S)
@@ -399,6 +402,7 @@ class Restores:
                 ) from error
             if job.position != before:
                 job.moved_at = self._host.now()
+                self.progressed = True
             if not restored and job.position != batches[-1].next_offset:
                 self._moved = True  # it looks for something else now
             progress = job.restore.progress()

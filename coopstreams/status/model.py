@@ -45,6 +45,17 @@ class UnreachableInstance(msgspec.Struct, frozen=True):
     tasks: tuple[TaskPlace, ...]
 
 
+class StandbyStatus(TaskPlace, frozen=True, kw_only=True):
+    """A standby: the rows of a task that another instance owns."""
+
+    lag: Annotated[
+        int,
+        Meta(
+            description="Changelog records that it is behind, over all stores; those of other key ranges included."
+        ),
+    ]
+
+
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One instance.
 
@@ -61,6 +72,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     reasons: tuple[Reason, ...]
     tasks: tuple[TaskStatus, ...]
+    standbys: tuple[StandbyStatus, ...] = ()
     details: Mapping[str, str | int | float] = {}
     totals: Totals = Totals()
     failures: Annotated[

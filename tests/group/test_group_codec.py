@@ -59,9 +59,16 @@ infos = st.builds(
     topology=st.lists(
         st.builds(Runs, st.text(), st.integers(0, 2000), st.booleans()), max_size=3
     ).map(tuple),
+    rack=st.text(),
+    stands_by=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
 )
 states = st.builds(
-    MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks
+    MemberState,
+    infos,
+    sorted_tasks,
+    st.integers(-1, 1 << 31 - 1),
+    sorted_tasks,
+    standbys=sorted_tasks,
 )
 clusters = st.builds(
     Cluster,

@@ -74,7 +74,7 @@ def test_an_instance_that_got_other_key_ranges_deletes_its_former_ones_after_a_w
         count(databases, task, range(1))
         databases.leave(task)
     registry = TaskRegistry()
-    leftovers = Leftovers(databases, registry)
+    leftovers = Leftovers(databases, lambda: registry.here)
     registry.assigned([HIGH], [])
     database = count(databases, HIGH, range(100))
     registry.opened(HIGH)
@@ -97,7 +97,7 @@ def test_an_instance_that_is_not_in_the_group_deletes_nothing(
 ) -> None:
     count(databases, ELSEWHERE, range(1))
     databases.leave(ELSEWHERE)
-    leftovers = Leftovers(databases, TaskRegistry())
+    leftovers = Leftovers(databases, set)
     leftovers.look(10 * KEPT_S)  # it has not joined
     leftovers.note(member=True, now=10 * KEPT_S)
     leftovers.note(member=False, now=11 * KEPT_S - 1)

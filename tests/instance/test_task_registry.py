@@ -112,6 +112,22 @@ def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_th
     assert registry.states[other] is State.RUNNING
 
 
+def test_a_standby_runs_on_hashes_of_no_task_here_that_is_wanted_or_not_closed() -> (
+    None
+):
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127)], [])
+    registry.opened(task(0, 127))
+    registry.standbys = (task(128, 255),)
+    assert registry.stands_by == (task(128, 255),)
+    registry.standbys = (task(64, 191),)  # cut anew: the task is given up, in part
+    registry.assigned([task(0, 63)], [task(0, 127)])
+    assert registry.stands_by == (task(128, 191),)
+    registry.closed(task(0, 127))
+    assert registry.stands_by == (task(64, 191),)
+    assert task(64, 191) in registry.here, "its rows stay"
+
+
 def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up() -> (
     None
 ):

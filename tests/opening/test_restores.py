@@ -461,3 +461,32 @@ def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the
                 stand if spec is TABLE else after, WHOLE
             )
     reading.close()
+
+
+@pytest.mark.parametrize(
+    ("begins", "windows"), [(1_000_000, [1_000_000]), (5, [0, 1_000_000])]
+)
+def test_windows_that_expired_in_a_standby_come_back_for_a_task_that_begins_earlier(
+    tmp_path: Path, begins: int, windows: list[int]
+) -> None:
+    """Under at-least-once, a changelog may be ahead of its task."""
+    spec = StoreSpec("counts", "window", text, text, window_ms=10, retention_ms=10)
+    log = MemoryLog()
+    log.create_topics([TopicSpec("counts-log", 1)])
+    key = KEYS[0]
+    for start in (0, 1_000_000):
+        row = window_key(key, start) + bytes(4)  # a sequence number, as Kafka Streams'
+        log.writer().append("counts-log", [row], [b"1"], [start], partitions=0)
+    task = TaskId(0, 0, WHOLE)
+    database = Database(Rocks(tmp_path / "rocks"), [spec])
+    standby = restoring(log)
+    standby.add(task, [spec], database, {})
+    run(standby)
+    assert list(rows(database, "counts", WHOLE)) == [window_key(key, 1_000_000)]
+    opening = restoring(log)
+    opening.add(task, [spec], database, {}, {"counts": begins})
+    run(opening)
+    assert list(rows(database, "counts", WHOLE)) == [
+        window_key(key, start) for start in windows
+    ]
+    database.close()

@@ -45,6 +45,7 @@ from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.topology.errors import SnapshotError
 from tests.simulation import planted_consumers as consumers
 from tests.simulation import planted_members as members
+from tests.simulation import planted_standbys as standbys
 from tests.simulation import planted_times as times
 from tests.simulation import queries, shelf
 from tests.simulation import world as worlds
@@ -724,6 +725,12 @@ PLANTED: dict[str, Planted] = {
     ),
     "a row that is not stored": Planted(
         _unstored, 0, "a join with a table", oracle="stores"
+    ),
+    "a standby of uncommitted rows": Planted(
+        standbys.uncommitted_rows, 0, "a count", oracle="rows"
+    ),
+    "a standby of the end": Planted(
+        standbys.checkpoint_of_the_end, 0, "a count", oracle="results"
     ),
     "any range of the partition": Planted(_any_range, 2, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(

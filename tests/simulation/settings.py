@@ -130,6 +130,11 @@ SETTINGS = (
         "whether a process that starts again takes its place in the group at once",
     ),
     Setting(
+        "num.standby.replicas",
+        lambda program: (0, 1) if program.stores else (),
+        "whether tasks continue from rows that were restored before they came",
+    ),
+    Setting(
         NEIGHBOUR,
         lambda _: (NO_OTHER, COMMITS, OPEN),
         "what is between the commits of the group, and in front of the barrier",

@@ -209,9 +209,10 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
     assert list(target.scan(spec.name, range(80, 128), None, None)) == list(
         origin.scan(spec.name, range(80, 128), None, None)
     )
-    assert target.checkpoints(spec.name).within(PART.groups) == origin.checkpoints(
-        spec.name
-    ).within(PART.groups)
+    assert target.checkpoints(spec.name).within(PART.groups) == [
+        replace(at, ahead=spec is WINDOWS)
+        for at in origin.checkpoints(spec.name).within(PART.groups)
+    ]
 
 
 def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.opener import Opener, Stages
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
+from coopstreams.opening.standbys import Standbys
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
@@ -62,6 +63,7 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
             Restores(log, str),
             SinkOpenings("g", log, lambda: None),
         ),
+        Standbys(lambda: log, lambda _: Restores(log, str), anything, str),
         anything,
         lambda _: None,
         lambda _: None,

@@ -1,0 +1,254 @@
+"""The standbys of an instance: rows of tasks that other instances own, kept near the end
+of their changelogs.
+
+A standby is a restore that is done again and again: each round goes from the checkpoint
+of its key range to the end that the changelog has now, with what a task's restore has
+(snapshots, topic ids, log starts, ages). So a task that opens here continues from that
+checkpoint.
+
+Invariant: no standby has a hash of a task that is opening, open or closing here. The
+opener's thread has both: it stops a standby before the task is opened, and the control
+thread wants no standby of a task that is not closed.
+Invariant: tasks come first. A round takes one request, or one fetch, at a time, and only
+while the opener has nothing to do; an error here delays the standbys alone.
+Turned down: one restore without an end (each restore already knows when a changelog was
+made anew, was cut, or is too old; a restore without an end would need all of it again);
+standbys of stores that are restored from a source topic (they must stand exactly where
+their task does), or that have no changelog.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
+from coopstreams.log.log import Log
+from coopstreams.opening.restores import Restores
+from coopstreams.state.database import Database
+from coopstreams.state.directory import Databases
+from coopstreams.state.layout import groups_of
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, LogError, StateError
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""The time between two rounds."""
+RENEWED_S = 600.0
+"""The time after which a standby is restored although nothing was written: its
+checkpoint then says that it was true.
+"""
+REST_S = 10.0
+"""The pause after an error."""
+
+
+@dataclass(slots=True)
+class _Standby:
+    database: Database
+    changelogs: Mapping[TopicPartition, StoreSpec]
+    renewed_at: float | None = None
+    """When a restore of it ended last; None: none has."""
+    busy: bool = False
+    """Whether it waits for its turn, or is being restored."""
+    lags: Mapping[str, int] = field(default_factory=dict)
+
+
+class Standbys:
+    """The standbys of one instance. The opener's thread uses it; any thread may read
+    `lags`.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Log],
+        restores: Callable[[Log], Restores],
+        databases: Databases,
+        changelog: Callable[[StoreSpec], str],
+        metrics: Metrics | None = None,
+        host: Host = SYSTEM,
+    ) -> None:
+        """`connect` and `restores` are called when there are standbys first. The client
+        has short time-outs: a broker that is away must not hold the opener up.
+        """
+        self._connect = connect
+        self._make_restores = restores
+        self._clients: tuple[Log, Restores] | None = None
+        self._databases = databases
+        self._changelog = changelog
+        self._metrics = metrics or Metrics("", "")
+        self._host = host
+        self._wanted: tuple[TaskId, ...] = ()
+        self._standbys: dict[TaskId, _Standby] = {}
+        self._turn: deque[TaskId] = deque()
+        """The standbys whose restore is to begin."""
+        self._look_at = 0.0
+        """The time (`Host.now`) of the next round."""
+        self._said = ""
+        self.lags: Mapping[TaskId, Mapping[str, int]] = {}
+        """The standbys that may write to their databases: the offsets that each store is
+        behind. Replaced as a whole.
+        """
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are standbys to keep."""
+        return bool(self._wanted)
+
+    def want(self, tasks: Iterable[TaskId]) -> None:
+        """Keep standbys of these tasks from now on, and of no others."""
+        self._wanted = tuple(tasks)
+        for task in [task for task in self._standbys if task not in self._wanted]:
+            self._end(task)
+        self._publish()
+
+    def overlaps(self, task: TaskId) -> bool:
+        """Return whether there are rows of a task that a standby keeps here."""
+        return any(task.conflicts(standby) for standby in self._standbys)
+
+    def give_way(self, task: TaskId) -> None:
+        """End the standbys that have hashes of a task, which is about to be opened."""
+        self.want(standby for standby in self._wanted if not task.conflicts(standby))
+
+    def step(self) -> bool:
+        """Do one thing for the standbys; return whether there is more to do at once.
+
+        An error is logged, and they rest.
+        """
+        if self._host.now() < self._look_at and not self.busy:
+            return False
+        try:
+            more = self._step()
+            self._said = ""
+        except (LogError, ConfigError, StateError) as error:
+            self._rest(error)
+            more = False
+        return more
+
+    def close(self) -> None:
+        """End all standbys, and close the reader. Their rows stay."""
+        self._wanted = ()
+        for task in list(self._standbys):
+            self._end(task)
+        self._publish()
+        if self._clients is not None:
+            cluster, restores = self._clients
+            restores.close()
+            cluster.close()
+            self._clients = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a standby is being restored, or waits for its turn."""
+        return any(standby.busy for standby in self._standbys.values())
+
+    @property
+    def _log(self) -> Log:
+        return self._open()[0]
+
+    @property
+    def _restores(self) -> Restores:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Log, Restores]:
+        if self._clients is None:
+            cluster = self._connect()
+            self._clients = cluster, self._make_restores(cluster)
+        return self._clients
+
+    def _step(self) -> bool:
+        if self._host.now() >= self._look_at:
+            self._look_at = self._host.now() + EVERY_S
+            self._begin()
+            self._look()
+            self._publish()
+        if self._turn:
+            task = self._turn.popleft()
+            stores = self._standbys[task].changelogs.values()
+            self._restores.add(task, stores, self._standbys[task].database, {})
+        else:
+            self._restores.step()
+        for task in self._restores.finished():
+            self._standbys[task].busy = False
+            self._standbys[task].renewed_at = self._host.now()
+        return bool(self._turn) or self._restores.progressed
+
+    def _begin(self) -> None:
+        """Open the databases of new standbys."""
+        for task in self._wanted:
+            if task not in self._standbys:
+                stores = self._databases.subtopology(task).stores
+                self._standbys[task] = _Standby(
+                    self._databases.enter(task),
+                    {
+                        TopicPartition(self._changelog(spec), task.partition): spec
+                        for spec in stores
+                        if has_standby(spec)
+                    },
+                )
+
+    def _look(self) -> None:
+        """Measure the lags, and have those standbys restored whose changelogs were
+        written to.
+        """
+        changelogs = {at for one in self._standbys.values() for at in one.changelogs}
+        ends = self._log.end_offsets(sorted(changelogs)) if changelogs else {}
+        now = self._host.now()
+        for task, standby in self._standbys.items():
+            groups = groups_of(task.key_range)
+            standby.lags = {
+                spec.name: ends[at]
+                - (standby.database.checkpoints(spec.name).offset(groups) or 0)
+                for at, spec in standby.changelogs.items()
+            }
+            for store, lag in standby.lags.items():
+                self._metrics.standby_lag(task, store, max(0, lag))
+            renewed = standby.renewed_at
+            due = renewed is None or now - renewed > RENEWED_S
+            if not standby.busy and (due or any(standby.lags.values())):
+                standby.busy = True
+                self._turn.append(task)
+
+    def _end(self, task: TaskId) -> None:
+        """End a standby: nothing of it writes to the database any more."""
+        del self._standbys[task]
+        if task in self._turn:
+            self._turn.remove(task)
+        self._cancel(task)
+        self._databases.leave(task)
+        self._metrics.standby_ended(task)
+
+    def _cancel(self, task: TaskId) -> None:
+        if self._clients is not None:
+            self._restores.cancel(task)
+
+    def _rest(self, error: Exception) -> None:
+        """Begin again after a pause, with what the databases have."""
+        if str(error) != self._said:
+            self._said = str(error)
+            log.warning(
+                "standbys: %s; they go on in %g s, and the tasks of this process at once",
+                error,
+                REST_S,
+            )
+        self._turn.clear()
+        for task, standby in self._standbys.items():
+            self._cancel(task)
+            standby.busy = False
+        self._look_at = self._host.now() + REST_S
+
+    def _publish(self) -> None:
+        self.lags = {
+            task: {store: max(0, lag) for store, lag in standby.lags.items()}
+            for task, standby in self._standbys.items()
+        }
+
+
+def has_standby(spec: StoreSpec) -> bool:
+    """Return whether a store can have standbys: it has a changelog of its own."""
+    return spec.logged and spec.source is None
