@@ -93,7 +93,11 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(
     state: MemberState, nonce: int
 ) -> None:
     twin = MemberState(
-        replace(state.info), state.tasks[::-1], state.generation, state.target
+        replace(state.info),
+        state.tasks[::-1],
+        state.generation,
+        state.target,
+        standbys=state.standbys[::-1],
     )
     once = encode_subscription(state, nonce, ["b", "a"], SOURCES)
     assert once == encode_subscription(twin, nonce, ["a", "b", "a"], SOURCES)

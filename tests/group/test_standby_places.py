@@ -163,8 +163,8 @@ def test_standbys_move_only_with_a_cause(
 def test_the_tasks_of_a_process_that_dies_go_to_its_standbys_as_far_as_they_have_room(
     processes: int, partitions: int, ranges: int, data: st.DataObject
 ) -> None:
-    """Each survivor gets what it has a standby of, up to its share: nobody gets a free
-    partition that another one with room has the standby of.
+    """A free partition is elsewhere than its standby only where each has its share: one
+    more would be too many there, or one less too few.
     """
     threads = dict.fromkeys([f"m{i}" for i in range(processes)], 1)
     partitions = max(partitions, processes)  # no key range is cut anew
@@ -174,13 +174,17 @@ def test_the_tasks_of_a_process_that_dies_go_to_its_standbys_as_far_as_they_have
     _, given = settled(left, {0: partitions}, 1, ranges)
     had = {task: at[0] for task, at in places(before).items() if at}
     now = owners(given)
-    most = -(-partitions // len(left))
+    least, most = partitions // len(left), -(-partitions // len(left))
     count = {
         id_: len({task.partition for task in each.target})
         for id_, each in given.items()
     }
     for task in before[dead].target:
-        assert now[task] == had[task] or count[had[task]] == most
+        assert (
+            now[task] == had[task]
+            or count[had[task]] == most
+            or count[now[task]] == least
+        )
     for id_ in left:
         assert {*before[id_].target} <= {*given[id_].target}, "a survivor keeps its own"
 
@@ -219,6 +223,19 @@ def test_who_gave_a_task_up_is_its_standby() -> None:
     _, given = settled(members, {0: 2}, 1)
     (moved,) = given["b"].target
     assert given["a"].standbys == (moved,)
+
+
+def test_who_is_leaving_is_no_standby_and_its_tasks_go_to_theirs() -> None:
+    members, before = settled(joined({"a": 1, "b": 1, "c": 1}), {0: 3}, 1)
+    gone = members["a"]
+    leaving = {**members, "a": replace(gone, info=replace(gone.info, leaving=True))}
+    _, given = settled(leaving, {0: 3}, 1)
+    assert not given["a"].target
+    assert not given["a"].standbys
+    (lost,) = before["a"].target
+    assert [owners(given)[lost]] == places(before)[lost]
+    for task, at in places(given).items():
+        assert at == [id_ for id_ in "bc" if id_ != owners(given)[task]]
 
 
 def test_siblings_stand_by_together() -> None:
