@@ -120,7 +120,7 @@ def test_an_assignment_says_what_was_put_in(
     waits: str,
 ) -> None:
     assignments = {
-        m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits)
+        m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits, tasks[1:])
         for m, tasks in given_.items()
     }
     encoded = encode_assignments(assignments, SOURCES)
