@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ Members = Mapping[str, MemberState]
 Given = Mapping[str, Assignment]
 
 
-def joined(threads: Mapping[str, int], **info: Mapping[str, str]) -> Members:
+def joined(threads: Mapping[str, int], **info: Mapping[str, Any]) -> Members:
     """Return members that have nothing yet. `info`: a field's value by member."""
     return {
         id_: MemberState(

@@ -44,7 +44,7 @@ def uncommitted_rows() -> Iterator[None]:
 
     def begin_early(self: Standbys, connect: Any, restores: Any, *given: Any) -> None:
         def made(cluster: Log) -> Restores:
-            early = restores(cluster)
+            early: Restores = restores(cluster)
             early._reader = cluster.reader(committed_only=False)
             return early
 
