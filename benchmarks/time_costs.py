@@ -100,6 +100,20 @@ class Bench:
     kafka: Kafka
     folder: Path
 
+    @staticmethod
+    @contextmanager
+    def begun() -> Iterator[Bench]:
+        """Start a broker in a folder of its own, which becomes the working folder:
+        processes would import what is in the folder in which they start.
+        """
+        with (
+            tempfile.TemporaryDirectory() as name,
+            KafkaBroker(Path(name) / "kafka") as broker,
+        ):
+            os.chdir(name)
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+            yield Bench(broker, Kafka(broker.bootstrap, admin), Path(name))
+
     @contextmanager
     def group(
         self,
@@ -451,14 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = [Version("now", str(Path(coopstreams.__file__).parents[1]))]
     if asked.before:
         versions.append(Version("before", asked.before))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        KafkaBroker(Path(name) / "kafka") as broker,
-    ):
-        # Processes would import what is in the folder in which they start.
-        os.chdir(name)
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        bench = Bench(broker, Kafka(broker.bootstrap, admin), Path(name))
+    with Bench.begun() as bench:
         if "throughput" in asked.only:
             measure_throughput(bench, versions, asked.rounds, asked.records)
         if "marks" in asked.only:

@@ -16,24 +16,19 @@ of an hour.
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from confluent_kafka.admin import AdminClient
 
 import coopstreams
 from benchmarks.steady import HOUR_MS, Load, Result, Tail
 from benchmarks.time_costs import EXACTLY_ONCE, Bench, Version, ready
-from coopstreams.dev.broker import KafkaBroker
 from tests.broker.processes import Workers
 from tests.broker.test_time_that_waits import status, waits
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
 
 RATE = 500
 SPEED = HOUR_MS / 1000
@@ -160,13 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args(arguments)
     version = Version("now", str(Path(coopstreams.__file__).parents[1]))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        KafkaBroker(Path(name) / "kafka") as broker,
-    ):
-        os.chdir(name)
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        bench = Bench(broker, Kafka(broker.bootstrap, admin), Path(name))
+    with Bench.begun() as bench:
         for _ in range(asked.rounds):
             if "silent" in asked.only:
                 for never in (False, True):

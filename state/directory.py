@@ -56,8 +56,8 @@ changelog; those of 1 do not, so their topic may have been recreated.
 
 MEMBER_ID = "member-id"
 ENDED = "ended"
-"""The file by which a process tells its successor that everything it wrote is in the
-log.
+"""The file by which a process tells its successor that everything its tasks wrote is in
+the log.
 """
 _PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
 _DOOMED = ".deleted"
@@ -146,7 +146,9 @@ class StateDirectory:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 
     def note_end(self) -> None:
-        """Store that this process has ended cleanly, and writes nothing any more."""
+        """Store that the tasks of this process have ended cleanly, and write nothing any
+        more.
+        """
         try:
             _write(self.folder / ENDED, self.last_member)
         except OSError as error:

@@ -29,7 +29,7 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import (
@@ -665,6 +665,18 @@ def arrow_columns(values: list[Any]) -> pa.Array | pa.RecordBatch:
         pa.RecordBatch.from_struct_array(array)
         if pa.types.is_struct(array.type)
         else array
+    )
+
+
+def pauses_of(lanes: Mapping[str, Lane[Any]]) -> str:
+    """Return the reason why lanes begin no calls, in words; empty if all begin calls.
+
+    `lanes`: by the name of their node.
+    """
+    return "; ".join(
+        f"calls of {name} pause: {why}"
+        for name, lane in lanes.items()
+        if (why := lane.pauses)
     )
 
 

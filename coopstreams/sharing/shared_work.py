@@ -22,7 +22,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from coopstreams.calling.lanes import Lane
+from coopstreams.calling.lanes import Lane, pauses_of
 from coopstreams.common.config import Config
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
@@ -372,11 +372,7 @@ class DeliveryCalls:
     @property
     def pauses(self) -> str:
         """The reason why no calls are begun, in words; empty if calls are begun."""
-        return "; ".join(
-            f"calls of {name} pause: {why}"
-            for name, lane in self._lanes.items()
-            if (why := lane.pauses)
-        )
+        return pauses_of(self._lanes)
 
     def begin(
         self,

@@ -46,7 +46,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from coopstreams.calling.lanes import Call, Lane
+from coopstreams.calling.lanes import Call, Lane, pauses_of
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
@@ -473,11 +473,7 @@ class PendingCalls:
     @property
     def pauses(self) -> str:
         """Why calls are not begun, in words; empty if they are begun."""
-        return "; ".join(
-            f"calls of {name} pause: {why}"
-            for name, lane in self._lanes.items()
-            if (why := lane.pauses)
-        )
+        return pauses_of(self._lanes)
 
     @property
     def within_limits(self) -> bool:
