@@ -626,21 +626,28 @@ class Instance:
     def _end_application(self, error: BaseException) -> None:
         """Stop all instances: the member info of this one carries the error, and all
         members get it with the next assignment.
+
+        Returns when the others have left, at the latest after a session: if this
+        process left first, a member that was slow to fetch its assignment would never
+        see it. It would get the tasks, and fail of the same record.
         """
         self.presence.end(error)
         session_s = self.components.plan.config["session.timeout.ms"] / 1000
         give_up = self._host.now() + session_s
         self.member.rejoin()
+        told = False
         while (left := give_up - self._host.now()) > 0:
             try:
                 event = self._inbox.get(timeout=left)
             except Empty:
                 break
-            if isinstance(event, Assigned) and any(
-                member.info.ending for member in event.cluster.members
-            ):
-                return
-        log.error("the other instances could not be told to stop; they go on")
+            if isinstance(event, Assigned):
+                ending = [bool(m.info.ending) for m in event.cluster.members]
+                if all(ending):
+                    return
+                told = told or any(ending)
+        if not told:
+            log.error("the other instances could not be told to stop; they go on")
 
     def _do(self, actions: Iterable[Action]) -> None:
         closing: dict[StreamThread, list[Task]] = {}

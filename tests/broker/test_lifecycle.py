@@ -9,6 +9,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -154,15 +155,23 @@ def dividing(
 def test_an_error_that_ends_the_application_ends_every_instance(
     kafka: Kafka, tmp_path: Path
 ) -> None:
+    """The failing one leaves last: else another, slow to hear of it, gets its tasks and
+    fails of the same record.
+    """
     asked, states = list[BaseException](), list[StreamsState]()
+    meanwhile: list[StreamsState] = []
+
+    def listen(new: StreamsState, _: StreamsState) -> None:
+        states.append(new)
+        if states.count(StreamsState.PENDING_ERROR) == 2:
+            time.sleep(1)  # the told one has not left yet
+            meanwhile.extend(app.state for app in apps)
 
     def end_all(error: BaseException) -> StreamThreadExceptionResponse:
         asked.append(error)
         return StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
 
-    topic, instance = dividing(
-        kafka, on_error=end_all, on_state=lambda new, _: states.append(new)
-    )
+    topic, instance = dividing(kafka, on_error=end_all, on_state=listen)
     apps = [instance(tmp_path, number) for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
@@ -179,6 +188,7 @@ def test_an_error_that_ends_the_application_ends_every_instance(
     assert isinstance(first, ApplicationStoppedError)
     assert isinstance(second, ProcessingError)
     assert asked == [second], "who was told to stop is not asked"
+    assert meanwhile[:2] == [StreamsState.PENDING_ERROR] * 2
     assert "has all instances stop: ProcessingError: " in str(first)
     assert sorted(states[-4:], key=str) == sorted([*FAILED, *FAILED], key=str)
 
