@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coopstreams)/cargo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow test-oldest demo pictures demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow test-oldest test-newest demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -117,6 +117,13 @@ test-oldest: setup ## the quick tests with the oldest versions of other packages
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-oldest
 	$(BIN)/uv pip install --quiet --python $(VENV)-oldest/bin/python --system-certs --resolution lowest-direct --editable '.[test]'
 	$(subst $(VENV)/,$(VENV)-oldest/,$(PYTEST)) -m "not slow and not ci" $(ARGS)
+
+# The versions that come next, also those that pyproject.toml shuts out, and pre-releases of the one whose private names are used.
+test-newest: setup ## the quick tests with the newest versions of other packages, in .venv-newest; says first what the next kafka-python lacks
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-newest
+	$(BIN)/uv pip install --quiet --python $(VENV)-newest/bin/python --system-certs --upgrade --override <(echo 'kafka-python>=3.0.12.dev0') --editable '.[test]'
+	$(VENV)-newest/bin/python -m pytest --noconftest tests/group/test_kafka_python.py
+	$(subst $(VENV)/,$(VENV)-newest/,$(PYTEST)) -m "not slow and not ci" $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m examples.demo.scenes $(ARGS)

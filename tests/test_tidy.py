@@ -51,8 +51,10 @@ MAY_IMPORT = {
             "coordinator",
             "end_requests",
             "end_offsets",
-            "broker_lookup",
             "group_requests",
+            "kafka_member",
+            "kafka_network",
+            "broker_lookup",
             "transaction_requests",
             "hanging_transactions",
         )
@@ -64,6 +66,10 @@ MAY_IMPORT = {
     "starlette": ("coopstreams/query/*.py",),
     "uvicorn": ("coopstreams/query/*.py",),
 }
+UNDOCUMENTED = {"kafka_member.py", "kafka_network.py", "broker_lookup.py"}
+"""Where names of kafka-python are used that its documentation lacks:
+tests/group/test_kafka_python.py has all of them.
+"""
 PURE = {
     "fastavro",
     "google",
@@ -91,9 +97,10 @@ SPEAKS_WITH_BROKERS = {
         "connection",
         "coordinator",
         "end_offsets",
-        "broker_lookup",
         "group_settings",
         "hanging_transactions",
+        "broker_lookup",
+        "kafka_member",
     )
 }
 SEEN_FROM_OUTSIDE = {
@@ -262,6 +269,22 @@ def strangers(path: str) -> Iterator[str]:
 
 def test_a_library_stays_behind_its_adapter() -> None:
     assert found(LIBRARY, strangers) == {}
+
+
+def test_what_kafka_python_does_not_document_is_used_in_one_place() -> None:
+    documented = ("kafka", "kafka.errors", "kafka.protocol")
+    elsewhere = [path for path in LIBRARY if Path(path).name not in UNDOCUMENTED]
+    undocumented = found(
+        elsewhere,
+        lambda path: (
+            name
+            for name in imported(path)
+            if name.partition(".")[0] == "kafka"
+            and name not in documented
+            and not name.startswith(("kafka.errors.", "kafka.protocol."))
+        ),
+    )
+    assert undocumented == {}
 
 
 def asked_of_the_system(path: str) -> Iterator[str]:

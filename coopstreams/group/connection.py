@@ -1,14 +1,12 @@
-"""A connection to the brokers with an I/O thread. It hides kafka-python's client and
-its private names behind a few methods.
+"""A connection to the brokers with an I/O thread: it asks, retries, follows the
+responsible broker, and says why it gave up.
 
 Invariant: every wait has a time limit, and its error names the request, the time and
 the last answer.
 Turned down: kafka-python's admin client for the same requests (a second connection and
 thread, and it does not follow a coordinator that moved).
-Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change
-between minor versions.
 """
-# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
+# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false
 # pyright brings stubs of kafka-python 2.
 
 from __future__ import annotations
@@ -23,15 +21,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kafka import errors
-from kafka.future import Future
-from kafka.net.compat import KafkaNetClient
-from kafka.net.sasl.oauth import AbstractTokenProvider
-from kafka.net.wakeup_notifier import WakeupNotifier
 
 from coopstreams.common.acl_errors import Login
-from coopstreams.common.tokens import Token, TokenError, Tokens
-from coopstreams.group import broker_lookup, group_requests
+from coopstreams.common.tokens import Tokens
+from coopstreams.group import group_requests
 from coopstreams.group.group_requests import Exchange
+from coopstreams.group.kafka_network import Network
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.errors import GroupError, LogError
 
@@ -65,12 +60,11 @@ class Connection:
         """The user and the mechanism with which this process logs in."""
         source = plain.pop("token_source", None)
         self._tokens = None if source is None else Tokens(source)
-        self.client = KafkaNetClient(**_client_settings(plain, self._tokens))
-        self._net: Any = self.client._net
-        self._manager: Any = self.client._manager
-        if self.login.by_token:
-            self._manager._auth_failures = _Forgetful()
-        self._wakeup = WakeupNotifier(self._net)
+        self.network = Network(
+            _client_settings(plain),
+            self._tokens,
+            forgives_logins=self.login.by_token,
+        )
         self._request_ms = request_ms
         self._listings: dict[Any, Any] = {}
         """kafka-python's future of the last `ListTransactions`, by broker."""
@@ -79,19 +73,11 @@ class Connection:
     @property
     def servers(self) -> str:
         """The configured addresses of the brokers, for people."""
-        servers = self._manager.cluster.config["bootstrap_servers"]
-        return servers if isinstance(servers, str) else ",".join(servers)
-
-    @property
-    def broker_version(self) -> tuple[int, ...]:
-        """The brokers' version; known once a broker has answered."""
-        version: tuple[int, ...] = self._manager.broker_version
-        return version
+        return self.network.servers
 
     def start(self, main: Callable[[], Awaitable[None]]) -> None:
         """Start the I/O thread, and run `main` on it."""
-        self._net.start()
-        self._manager.call_soon(main)
+        self.network.start(main)
 
     def run(self, work: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         """Run a function on the I/O thread; return its result.
@@ -100,46 +86,44 @@ class Connection:
             GroupError: the connection is closed.
         """
         try:
-            result: _T = self._net.run(work, *arguments)
+            return self.network.run(work, *arguments)
         except RuntimeError as error:  # the loop has ended
             raise GroupError("the connection to the group is closed") from error
         except errors.KafkaError as error:
             raise group_requests.translated("group", error) from error
-        return result
 
     def soon(self, work: Callable[[], None]) -> None:
         """Run a function on the I/O thread, and do not wait for it."""
         if not self.closed:
-            self._manager.call_soon(work)
+            self.network.soon(work)
 
     def wake(self) -> None:
         """End the current wait in `idle`, or the next one."""
         if not self.closed:
-            self._wakeup.notify()
+            self.network.wake()
 
     def close(self) -> None:
         """End the I/O thread and all connections."""
         self.closed = True
-        self._net.stop(2000)
-        self.client.close()
+        self.network.close()
         if self._tokens is not None:
             self._tokens.close()
 
     async def idle(self, seconds: float) -> None:
         """Wait for `wake`, for at most `seconds`. Only one caller at a time."""
-        await self._wakeup(seconds)
+        await self.network.idle(seconds)
 
     async def sleep(self, seconds: float) -> None:
         """Wait while the I/O thread does other work."""
-        await self._net.sleep(seconds)
+        await self.network.sleep(seconds)
 
     async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
         """Look for the brokers until `give_up`, 3 s at most; return None if they were
         found, else the reason.
         """
         try:
-            await self._manager.bootstrap_async(
-                timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic())))
+            await self.network.bootstrap(
+                max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic())))
             )
         except errors.KafkaTimeoutError:
             return await self._why()
@@ -151,20 +135,11 @@ class Connection:
         """Return why no broker was found. A failed bootstrap does not give its reason,
         so this makes one connection by hand.
         """
-        node = self._manager.cluster.bootstrap_brokers()[0].node_id
-        await self._net.sleep(self._manager.connection_delay(node) + 0.01)
         try:
-            await self._manager.get_connection(
-                node,
-                timeout_ms=_SLICE_MS,
-                pop_on_close=False,
-                refresh_metadata_on_err=False,
-            )
+            await self.network.connect_once(_SLICE_MS)
         except errors.KafkaError as error:
             reason: errors.KafkaError = error
             return reason
-        finally:
-            self._manager._conns.pop(node, None)
         return errors.KafkaTimeoutError(
             "they accept connections, and do not say which brokers there are"
         )
@@ -178,16 +153,12 @@ class Connection:
         """Send a request to a node; return its decoded answer, or raise kafka-python's
         error.
         """
-        # `wait_for` as well: while a connection is being made, kafka-python's own
-        # time-out does not run.
+        # Both limits: while a connection is being made, the request's own time-out
+        # does not run.
         try:
-            answer = self._manager.send(
-                exchange.request,
-                node_id=node,
-                request_timeout_ms=timeout_ms,
-            )
+            answer = self.network.send(exchange.request, node, timeout_ms)
             return exchange.read(
-                await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS)
+                await self.network.answer(answer, timeout_ms + _MARGIN_MS)
             )
         except errors.SaslAuthenticationFailedError as error:
             if not self.login.by_token:
@@ -253,7 +224,7 @@ class Connection:
                     self.look_again()
                     if moved is not None:
                         moved()
-            await self._net.sleep(_PAUSE_S)
+            await self.network.sleep(_PAUSE_S)
 
     async def ask_each(
         self,
@@ -270,7 +241,7 @@ class Connection:
         """
         answers: dict[int, _T] = {}
         failed: dict[int, errors.KafkaError] = {}
-        done = Future()
+        done = self.network.future()
 
         def heard() -> None:
             if not done.is_done and (
@@ -292,7 +263,7 @@ class Connection:
 
         for node, exchange in asked.items():
             try:
-                answer = self._manager.send(exchange.request, node_id=node)
+                answer = self.network.send(exchange.request, node)
             except errors.KafkaError as error:
                 refused(node, error)
             else:
@@ -301,12 +272,12 @@ class Connection:
                 )
         if asked:
             with suppress(errors.KafkaTimeoutError):
-                await self._manager.wait_for(done, timeout_ms)
+                await self.network.answer(done, timeout_ms)
         return dict(answers), dict(failed)
 
     def look_again(self) -> None:
         """Request a metadata update, to learn which brokers there are now."""
-        self._manager.cluster.request_update()
+        self.network.look_again()
 
     async def end_transaction(
         self,
@@ -346,17 +317,14 @@ class Connection:
         for node in self.brokers():
             if (old := self._listings.get(node)) is None or old.is_done:
                 exchange = group_requests.list_open_transactions()
-                self._listings[node] = self._manager.send(
-                    exchange.request,
-                    node_id=node,
-                )
+                self._listings[node] = self.network.send(exchange.request, node)
                 asked[node] = exchange, self._listings[node]
         found: set[str] = set()
         give_up = time.monotonic() + timeout_ms / 1000
         for node, (exchange, answer) in asked.items():
             try:
                 found |= exchange.read(
-                    await self._manager.wait_for(
+                    await self.network.answer(
                         answer,
                         max(1.0, 1000 * (give_up - time.monotonic())),
                     )
@@ -374,11 +342,7 @@ class Connection:
         second connection that joins do not block.
         """
         plain = self.plain_id(coordinator)
-        return (
-            coordinator
-            if self._manager.cluster.broker_metadata(plain) is None
-            else plain
-        )
+        return plain if self.network.knows(plain) else coordinator
 
     def plain_id(self, coordinator: Any) -> int:
         """Return the id of the broker behind the coordinator's connection."""
@@ -386,11 +350,11 @@ class Connection:
 
     def connected(self, node: Any) -> bool:
         """Return whether there is a connection to this node, without any request."""
-        return bool(self.client.connected(node))
+        return self.network.connected(node)
 
     def brokers(self) -> list[Any]:
         """Return the ids of all known brokers."""
-        return [broker.node_id for broker in self._manager.cluster.brokers()]
+        return self.network.brokers()
 
     def another(self, broker: int) -> Any:
         """Return another known broker; None (which means any broker) if there is none."""
@@ -399,59 +363,15 @@ class Connection:
 
     def drop(self, node: Any) -> None:
         """Close the connection to a node. Requests that wait for its answer fail."""
-        connection = self._manager._conns.get(node)
-        if connection is not None:
-            connection.close(
-                errors.KafkaConnectionError(
-                    "it does not answer, and is not responsible any more"
-                )
-            )
+        self.network.drop(node, "it does not answer, and is not responsible any more")
 
 
-class _Forgetful(dict[Any, Any]):
-    """A dict that stays empty, in place of kafka-python's dict of brokers that refused
-    a login: it would never connect to them again.
-
-    The next login has another token.
-    """
-
-    def __setitem__(self, node: Any, error: Any) -> None:
-        pass
-
-
-class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """An adapter from `Tokens` to kafka-python's interface of a token provider."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        super().__init__()
-        self._tokens = tokens
-
-    def token(self) -> str:
-        return str(self._current()[0])
-
-    def extensions(self) -> dict[str, str]:
-        token = self._current()
-        return dict(token[3]) if len(token) > 3 else {}
-
-    def _current(self) -> Token:
-        try:
-            return self._tokens.current()
-        except (
-            TokenError
-        ) as error:  # as if the broker did not answer: a later attempt may get a token
-            raise errors.KafkaConnectionError(str(error)) from error
-
-
-def _client_settings(
-    settings: Mapping[str, Any],
-    tokens: Tokens | None,
-) -> dict[str, Any]:
+def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of kafka-python's client: our defaults, overridden by the
     user's settings.
     """
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
-        "proxy_url": f"{broker_lookup.SCHEME}://",
         # kafka-python's 30 s would cost the membership when the coordinator hangs
         "request_timeout_ms": REQUEST_MS,
         # a broker that hangs still takes connections
@@ -465,6 +385,4 @@ def _client_settings(
         "socket_connection_setup_timeout_max_ms",
         arguments["socket_connection_setup_timeout_ms"],
     )
-    if tokens is not None:
-        arguments["sasl_oauth_token_provider"] = _TokenProvider(tokens)
     return arguments

@@ -1,18 +1,12 @@
-"""A member that joins a group and stays in it: kafka-python's state machine of a
-member, which calls our hooks.
-
-Heartbeats, joins and hooks all run on the connection's I/O thread. Hooks must return at
-once: while they run, no heartbeat is sent.
+"""A process in its group: it joins, stays a member, leaves, and asks the group's
+coordinator, all on the connection's I/O thread.
 
 Invariant: the hooks learn of a lost membership before a new one can begin.
 Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only,
 heartbeats on the user's loop), one connection for joins and commits (a broker answers
 one request after the other, and a join may wait for seconds).
-Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended;
-`_generation`, `_heartbeat_wakeup` and the `_on_join_*`, `_send_*`, `_handle_*` and
-`_process_*` methods are private and change between minor versions.
 """
-# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
+# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false
 # pyright brings stubs of kafka-python 2.
 
 from __future__ import annotations
@@ -25,8 +19,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kafka import errors
-from kafka.coordinator.base import BaseCoordinator
-from kafka.structs import MemberState as State
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import group_requests
@@ -39,169 +31,21 @@ from coopstreams.group.coordinator_interface import (
 )
 from coopstreams.group.group_requests import Exchange
 from coopstreams.group.group_settings import kafka_python_settings
+from coopstreams.group.kafka_member import Member
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, GroupError
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "coopstreams"
-"""The name of our assignor. A member with other assignors cannot join a group that uses
-it.
-"""
-
 _T = TypeVar("_T")
 
 _STEP_MS = 1000
 _IDLE_S = 0.25
-_LAST_HEARTBEAT_S = 0.5
 _LOOK_S = 2.0
 """How often a member that waits for a join or a heartbeat checks whether its
 coordinator is still the right broker.
 """
-
-
-class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
-    """A member of a group, as kafka-python drives it. The arguments' names are
-    kafka-python's.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        hooks: Hooks,
-        patience_s: float,
-        host: Host,
-        **config: Any,
-    ) -> None:
-        self._host = host
-        self._hooks = hooks
-        self._connection = connection
-        self._patience_s = patience_s
-        self.heard_at = 0.0
-        """The time (`Host.elapsed`) at which the last answered heartbeat or join was
-        sent, or an earlier time.
-
-        kafka-python's own clock stops while the machine sleeps.
-        """
-        self.calm_at = 0.0
-        """The time as in `heard_at`, of the last heartbeat or join whose answer named
-        no rebalance.
-
-        Once a rebalance has begun, the group goes on without a member that has not
-        joined at the time-out, whatever heartbeats the member has sent meanwhile.
-        """
-        self._beat_at = self._joined_at = 0.0
-        self.shut_out: errors.KafkaError | None = None
-        """Why the group will never take heartbeats of this member again."""
-        super().__init__(
-            connection.client,
-            api_version=connection.broker_version,
-            **config,
-        )
-
-    def protocol_type(self) -> str:
-        # so that Kafka's tools show the group, and brokers keep the offsets of its
-        # topics
-        return "consumer"
-
-    def group_protocols(self) -> list[tuple[str, bytes]]:
-        return [(PROTOCOL, self._hooks.subscription())]
-
-    def _perform_assignment(
-        self,
-        leader_id: str,  # noqa: ARG002
-        protocol: str,  # noqa: ARG002
-        members: list[Any],
-    ) -> dict[str, bytes]:
-        return self._hooks.assignments(
-            {member.member_id: member.metadata for member in members}
-        )
-
-    async def _on_join_prepare_async(
-        self,
-        generation: int,  # noqa: ARG002
-        member_id: str,  # noqa: ARG002
-        timeout_ms: float | None = None,  # noqa: ARG002
-    ) -> None:
-        patient_until = time.monotonic() + self._patience_s
-        while (
-            not self._hooks.may_join() and time.monotonic() < patient_until
-        ):  # heartbeats continue meanwhile
-            await self._net.sleep(0.005)
-
-    async def _on_join_complete_async(
-        self,
-        generation: int,
-        member_id: str,  # noqa: ARG002
-        protocol: str,  # noqa: ARG002
-        member_assignment_bytes: bytes,
-    ) -> None:
-        if self._hooks.joined(generation, bytes(member_assignment_bytes)):
-            self.request_rejoin()
-
-    def reset_generation(self, member_id: str = "") -> None:
-        if (
-            self._generation.generation_id >= 0
-        ):  # otherwise it is only a step of the first join
-            self._hooks.lost()
-        super().reset_generation(member_id)
-        self._connection.wake()
-
-    def request_rejoin(self) -> None:
-        super().request_rejoin()
-        self._connection.wake()
-
-    def heartbeat_now(self) -> None:
-        """Send a heartbeat now, to learn whether this is still a member."""
-        self.heartbeat.last_receive = max(
-            self.heartbeat.last_receive,
-            self.heartbeat.last_reset,
-        )
-        self.heartbeat.last_send = self.heartbeat.last_reset = float("-inf")
-        self._heartbeat_wakeup.notify()
-
-    async def stop_heartbeats(self) -> None:
-        """End the heartbeats, and wait up to `_LAST_HEARTBEAT_S` for one that is under
-        way.
-        """
-        self._close_heartbeat()
-        give_up = time.monotonic() + _LAST_HEARTBEAT_S
-        loop = self._heartbeat_loop_future
-        while loop is not None and not loop.is_done and time.monotonic() < give_up:
-            await self._net.sleep(0.005)
-
-    async def _send_heartbeat_request(self) -> None:
-        self._beat_at = self._host.elapsed()
-        await super()._send_heartbeat_request()
-
-    def _handle_heartbeat_response(self, response: Any, send_time: float) -> None:
-        try:
-            super()._handle_heartbeat_response(response, send_time)
-        except errors.RebalanceInProgressError:
-            self.heard_at = self._beat_at
-            raise
-        except (
-            errors.FencedInstanceIdError,
-            errors.GroupAuthorizationFailedError,
-        ) as error:
-            self.shut_out = error
-            self._connection.wake()
-            raise
-        self.heard_at = self.calm_at = self._beat_at
-
-    def _process_join_group_response(self, response: Any, send_time: float) -> None:
-        self._joined_at = (
-            self._host.elapsed()
-        )  # the request that follows is sent after that
-        if not response.error_code:
-            self._hooks.answered(response.generation_id)
-        super()._process_join_group_response(response, send_time)
-
-    def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
-        assignment = super()._process_sync_group_response(response, send_time)
-        self.heard_at = self.calm_at = self._joined_at
-        return bytes(assignment)
 
 
 def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
@@ -240,7 +84,7 @@ class GroupCoordinator:
         self._timings = timings
         self._hooks = hooks
         self._connection = Connection(settings, timings.request)
-        self._member: _Member | None = None
+        self._member: Member | None = None
         self._look_at = 0.0
 
     def start(self) -> None:
@@ -251,15 +95,14 @@ class GroupCoordinator:
         """Return the current generation and member id; a generation below 0: no member."""
         if self._member is None:
             return -1, ""
-        metadata = self._member.group_metadata()
-        return metadata.generation_id, metadata.member_id
+        return self._member.identity
 
     @property
     def broker(self) -> int | None:
         """The connected broker that coordinates the group; None: it is being looked
         for.
         """
-        node = None if self._member is None else self._member.coordinator_id
+        node = None if self._member is None else self._member.coordinator_node
         return (
             self._connection.plain_id(node)
             if node is not None and self._connection.connected(node)
@@ -273,7 +116,7 @@ class GroupCoordinator:
         member = self._member
         return (
             member is not None
-            and member.state is State.STABLE
+            and member.is_settled
             and self.identity()[0] == generation
         )
 
@@ -298,13 +141,11 @@ class GroupCoordinator:
         return 0.0 if member is None else member.heard_at
 
     @property
-    def _joined(self) -> _Member | None:
+    def _joined(self) -> Member | None:
         member = self._member
         return (
             None
-            if member is None
-            or member.state is State.UNJOINED
-            or member.shut_out is not None
+            if member is None or not member.is_joined or member.shut_out is not None
             else member
         )
 
@@ -420,7 +261,7 @@ class GroupCoordinator:
             await self._leave()
             self._hooks.failed(failure)
 
-    async def _connect(self) -> _Member:
+    async def _connect(self) -> Member:
         """Find the brokers, and return a member that has not joined yet. Why they are
         not found is logged.
         """
@@ -438,16 +279,14 @@ class GroupCoordinator:
                     "bootstrap.servers right?"
                 )
         self.problem = f"looking for the coordinator of group {self._group}"
-        return _Member(
-            self._connection,
+        return Member(
+            self._connection.network,
             self._hooks,
-            self._timings.patience / 1000,
+            self._timings,
             self._host,
-            group_id=self._group,
-            group_instance_id=self._instance,
-            session_timeout_ms=self._timings.session,
-            heartbeat_interval_ms=self._timings.heartbeat,
-            max_poll_interval_ms=self._timings.session,
+            wake=self._connection.wake,
+            group=self._group,
+            instance=self._instance,
         )
 
     async def _succeed(self) -> None:
@@ -490,7 +329,7 @@ class GroupCoordinator:
                 self._trouble(str(error))
             await self._connection.idle(_IDLE_S)
 
-    async def _step(self, member: _Member) -> GroupError | None:
+    async def _step(self, member: Member) -> GroupError | None:
         """Do one step of the membership, then wait for more work. Return the error that
         ends the membership for good; None: go on with the next step.
         """
@@ -499,8 +338,7 @@ class GroupCoordinator:
         wanted = self._hooks.alive()
         try:
             if wanted:
-                member.poll_heartbeat()
-                joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
+                joined = await member.step(_STEP_MS)
                 self.problem = (
                     ""
                     if joined
@@ -510,7 +348,7 @@ class GroupCoordinator:
                     member,
                     answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S,
                 )
-            elif member.state is not State.UNJOINED:
+            elif member.is_joined:
                 self._trouble(
                     f"out of group {self._group}: this process makes no progress"
                 )
@@ -522,25 +360,25 @@ class GroupCoordinator:
                 f"group {self._group}: {error}{group_requests.likely_cause(error)}"
             )
             await self._connection.idle(_IDLE_S)
-        if not (wanted and member.need_rejoin()) and not self._connection.closed:
+        if not (wanted and member.wants_to_join) and not self._connection.closed:
             await self._connection.idle(_IDLE_S)
         return None
 
     async def _leave_hanging_coordinator(
         self,
-        member: _Member,
+        member: Member,
         *,
         answers: bool,
     ) -> None:
         """Drop a coordinator that hangs, if another broker names a new one. A join at
         the old one would wait half a minute.
         """
-        if answers or member.coordinator_id is None:
+        if answers or member.coordinator_node is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_S
-        known = self._connection.plain_id(member.coordinator_id)
+        known = self._connection.plain_id(member.coordinator_node)
         with suppress(errors.KafkaError):
             named = await self._connection.once(
                 group_requests.group_coordinator(self._group),
@@ -554,8 +392,8 @@ class GroupCoordinator:
                     named,
                     known,
                 )
-                self._connection.drop(member.coordinator_id)
-                member.coordinator_dead("another broker is the coordinator now")
+                self._connection.drop(member.coordinator_node)
+                member.look_for_another("another broker is the coordinator now")
 
     async def _end(self, leave: bool) -> None:
         if self._member is not None:
@@ -585,14 +423,12 @@ class GroupCoordinator:
         """Return the broker that coordinates the group."""
         if self._member is None:
             raise errors.CoordinatorNotAvailableError(self.problem)
-        if (
-            not await self._member.ensure_coordinator_ready_async(timeout_ms=_STEP_MS)
-            or self._member.coordinator_id is None
-        ):
+        node = await self._member.find_coordinator(_STEP_MS)
+        if node is None:
             raise errors.CoordinatorNotAvailableError(
                 f"no coordinator of group {self._group} found"
             )
-        return self._connection.plain_node(self._member.coordinator_id)
+        return self._connection.plain_node(node)
 
     def _trouble(self, problem: str) -> None:
         """Log a problem if it differs from the last one."""
@@ -602,7 +438,7 @@ class GroupCoordinator:
 
     def _moved(self) -> None:
         if self._member is not None:
-            self._member.coordinator_dead(
+            self._member.look_for_another(
                 "it does not answer, or says that it is another"
             )
 

@@ -372,7 +372,7 @@ def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         brokers = cast(
             GroupCoordinator, a.member._coordinator
-        )._connection._manager.cluster._brokers
+        )._connection.network.client.cluster._brokers
         brokers[77] = copy.copy(next(iter(brokers.values())))
         brokers[77].node_id, brokers[77].port = 77, silent.getsockname()[1]
         for _ in range(3):
