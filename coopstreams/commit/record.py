@@ -13,7 +13,8 @@ generation, the value the positions:
     runs begins `gap` after the end of the one before (the first: after the position).
 
 A plain offset carries the metadata `ic <stream time> <term> [<beside>]
-[<operator>:<time> ...]`; an operator 0 stands for the source topic.
+[<operator>:<time> ...]`; an operator 0 stands for the source topic. The first word of a
+later version has its number: `ic2`.
 
 Invariant: a key has one writer for ever; its positions only grow.
 What each field is for: docs/internals/positions.md, "What is stored".
@@ -184,8 +185,16 @@ class Committed:
     def parse(offset: int, metadata: str | None) -> Committed:
         """Return a fetched offset with its parsed metadata. A NUL that a client has
         appended to the metadata is ignored.
+
+        Raises:
+            LogError: the metadata are of a later version.
         """
         words = (metadata or "").rstrip("\0").split(" ")
+        if words[0].startswith("ic") and words[0][2:].isdecimal():
+            raise LogError(
+                f"the group's offset {offset} has metadata of version {words[0][2:]}, this coopstreams reads version "
+                f"{VERSION}: a newer release has committed. Use that one"
+            )
         if len(words) >= 3 and words[0] == "ic":
             try:
                 times = tuple(

@@ -46,7 +46,7 @@ from coopstreams.topology.serde import shortened
 from coopstreams.topology.task_id import TaskId
 
 VERSION = b"2"
-_READ = (b"1", VERSION)
+READ = (b"1", VERSION)
 """The versions of subscriptions that are decoded.
 
 In version 1 members do not announce their topology. A member of that version gets no
@@ -168,7 +168,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
             the cure.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
-    ours, _ = _unpack(wrapper.user_data, _SUBSCRIPTION, who, _READ)
+    ours, _ = _unpack(wrapper.user_data, _SUBSCRIPTION, who, READ)
     try:
         topics = tuple(wrapper.topics)
         return MemberState(

@@ -22,9 +22,14 @@ from struct import Struct
 from typing import NamedTuple
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.compile.births import check_version
 from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange
 
 HEADER = "__coopstreams.time"
+VERSION = 1
+"""The version of a mark. The header of a later version begins with the name of this
+one.
+"""
 UNHEARD = -1
 _MARK = Struct(">IHHq")
 
@@ -58,25 +63,32 @@ class Mark(NamedTuple):
 
 
 def clock_marks_in(columns: Columns) -> list[tuple[int, Mark]]:
-    """Return the marks among these records, each with its index."""
+    """Return the marks among these records, each with its index.
+
+    Raises:
+        LogError: a mark is of a later version.
+    """
+    found = marked(columns, HEADER)
+    for _, name, _ in found:
+        check_version(name, HEADER)
     return [
         (index, Mark._make(_MARK.unpack(data)))
-        for index, data in marked(columns, HEADER)
+        for index, _, data in found
         if len(data) == _MARK.size
     ]
 
 
-def marked(columns: Columns, name: str) -> list[tuple[int, bytes]]:
-    """Return the records without key and value whose first header has this name: the
-    index and the value of the header of each.
+def marked(columns: Columns, name: str) -> list[tuple[int, str, bytes]]:
+    """Return the records without key and value whose first header has this name, or one
+    that begins with it: the index, and the name and the value of the header of each.
     """
     if columns.headers is None:
         return []
     return [
-        (index, headers[0][1] or b"")
+        (index, headers[0][0], headers[0][1] or b"")
         for index, headers in enumerate(columns.headers)
         if headers
-        and headers[0][0] == name
+        and headers[0][0].startswith(name)
         and columns.keys[index] is None
         and columns.values[index] is None
     ]

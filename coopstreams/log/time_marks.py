@@ -18,6 +18,8 @@ from coopstreams.log.clocks import marked
 from coopstreams.topology.columns import Columns, Headers
 
 HEADER = "__coopstreams.stream.time"
+VERSION = 1
+"""The version of a mark. A later version has another header."""
 _MOST_DIGITS = 19
 """The most digits of a time. Python refuses to convert 5,000, and the record would end
 each process that reads it.
@@ -35,6 +37,6 @@ def marks_in(columns: Columns) -> list[tuple[int, int]]:
     """
     return [
         (index, min(int(time), columns.timestamps[index]))
-        for index, time in marked(columns, HEADER)
-        if time.isdigit() and len(time) <= _MOST_DIGITS
+        for index, name, time in marked(columns, HEADER)
+        if name == HEADER and time.isdigit() and len(time) <= _MOST_DIGITS
     ]

@@ -1,7 +1,8 @@
 """Tables of the documentation that are made from the code: settings, metrics, paths of
 the HTTP interface, topics, commands, public names.
 
-python -m tests.docs.reference writes them into docs/reference/, docs/api.md and docs/consumer.md
+python -m tests.docs.reference writes them into docs/reference/, docs/api.md, docs/consumer.md and
+docs/internals/formats.md
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from coopstreams.preflight.last_version import topic_spec as version_topic
 from coopstreams.query.client import QueryClient
 from coopstreams.query.openapi import description
 from coopstreams.query.parameters import RequestLimits
+from coopstreams.status.format_table import FORMATS
 from coopstreams.status.reasons import KINDS, UNWELL
 from coopstreams.topology import errors
 from coopstreams.topology.graph.nodes import InternalTopic
@@ -44,6 +46,14 @@ CHECK = ("check", "protects from", "a finding")
 TOPIC = ("topic", "partitions", "settings")
 COMMAND = ("command", "what it does", "options")
 REASON = ("reason", "means", "live")
+FORMAT = (
+    "format",
+    "version",
+    "where it stands",
+    "written by",
+    "read by",
+    "a reader of an unknown version",
+)
 
 
 def settings() -> list[list[str]]:
@@ -179,6 +189,21 @@ def reasons() -> list[list[str]]:
     ]
 
 
+def formats() -> list[list[str]]:
+    """Return a row for each format that another release may meet."""
+    return [
+        [
+            each.name,
+            ", ".join(map(str, each.versions)),
+            each.place,
+            each.written_by,
+            each.read_by,
+            each.unknown,
+        ]
+        for each in FORMATS
+    ]
+
+
 def names(scope: object, public: Sequence[str]) -> list[list[str]]:
     """Return a row for each public name of a module or class: the first sentence of its
     docstring.
@@ -280,6 +305,7 @@ SCOPES: dict[str, tuple[object, Sequence[str]]] = _MODULES | {
 _API = ROOT / "docs" / "api.md"
 _REFERENCE = ROOT / "docs" / "reference"
 _CONSUMER = ROOT / "docs" / "consumer.md"
+_INTERNALS = ROOT / "docs" / "internals"
 TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
     "settings": (_REFERENCE / "settings.md", SETTING, settings),
     "metrics": (_REFERENCE / "metrics.md", METRIC, metrics),
@@ -289,6 +315,7 @@ TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
     "topics": (_REFERENCE / "topics.md", TOPIC, topics),
     "reasons": (_REFERENCE / "health.md", REASON, reasons),
     "commands": (_REFERENCE / "commands.md", COMMAND, commands),
+    "formats": (_INTERNALS / "formats.md", FORMAT, formats),
     "consumer settings": (_CONSUMER, SETTING, consumer_settings),
     "policies": (_CONSUMER, POLICY, policies),
     **{

@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from struct import Struct
 
 from coopstreams.topology.columns import Headers, Int64s
+from coopstreams.topology.errors import LogError
 
 HEADER = "__coopstreams.birth"
+VERSION = 1
+"""The version of a birth. The header of a later version begins with the name of this
+one.
+"""
 _TIME = Struct(">q")
 
 
@@ -41,12 +46,28 @@ def with_births(
     ]
 
 
+def check_version(name: str, known: str) -> None:
+    """Check that a header of a timed topic is of the version that this release knows.
+
+    Raises:
+        LogError: the name is not `known`: a later version has the number behind it.
+    """
+    if name != known:
+        raise LogError(
+            f'a record of a timed topic has the header "{name}", and this release of coopstreams reads "{known}": a '
+            "newer release has processed records. Use that one"
+        )
+
+
 def births_in(
     headers: Sequence[Headers | None] | None,
     timestamps: Int64s,
 ) -> tuple[list[int] | None, list[Headers | None] | None]:
     """Return the births of records, and their headers without the birth headers. None
     in place of the births means that each birth is the timestamp.
+
+    Raises:
+        LogError: a birth is of a later version.
     """
     if headers is None:
         return None, None
@@ -54,8 +75,9 @@ def births_in(
     left: list[Headers | None] = list(headers)
     found = False
     for at, given in enumerate(headers):
-        if not given or given[-1][0] != HEADER:
+        if not given or not given[-1][0].startswith(HEADER):
             continue
+        check_version(given[-1][0], HEADER)
         birth = given[-1][1]
         if birth is not None and len(birth) == _TIME.size:
             found = True
