@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import (
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -31,7 +32,7 @@ from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
@@ -45,10 +46,21 @@ from coopstreams.state.engine import (
     Rows,
     Scanning,
 )
+from coopstreams.state.slice_versions import SliceVersions
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
 _NONE: Mapping[str, Engine] = MappingProxyType({})
+
+
+class FamilyRows(NamedTuple):
+    """The rows (database key, value) of a family in some key groups, ascending, and the
+    version of their slice: see `SliceVersions`. `rows` None: they were not wanted.
+    """
+
+    family: str
+    version: int
+    rows: Rows | None
 
 
 class Database:
@@ -193,11 +205,18 @@ class Database:
             if here or at:
                 engine_stores.write(here, at)
 
-    def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
-        """Return each family of a store with its rows (database key, value) of some key
-        groups, as of now.
+    def as_of_now(
+        self,
+        store: str,
+        groups: KeyGroups,
+        known: Container[tuple[str, int, KeyGroups]] = (),
+    ) -> list[tuple[Checkpoint, list[FamilyRows]]]:
+        """Return the checkpoints of some key groups, which lie in one slice, each with
+        the rows that the store has there: all of one moment between two writes.
+
+        `known`: families, with version and key groups, whose rows are not wanted.
         """
-        return self._of[store].rows(store, groups)
+        return self._of[store].as_of_now(store, groups, known)
 
     def ingest(
         self,
@@ -272,6 +291,7 @@ class EngineStores:
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
         self._engine = engine
         self._lock = Lock()
+        self._versions = SliceVersions()
         self._checkpoints: dict[str, Checkpoints] = {}
         self._segments: dict[str, set[int]] = {}
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
@@ -458,14 +478,38 @@ class EngineStores:
                 if self.specs[store].kind in layout.SEGMENTED:
                     self._expire(self.specs[store])
 
-    def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
-        """Return the rows of each family of a store: see `Database.rows`."""
-        with self._lock:
-            low, high = layout.group_bounds(groups)
+    def as_of_now(
+        self,
+        store: str,
+        groups: KeyGroups,
+        known: Container[tuple[str, int, KeyGroups]],
+    ) -> list[tuple[Checkpoint, list[FamilyRows]]]:
+        """Return checkpoints with the rows of their groups: see `Database.as_of_now`."""
+        with self._lock:  # no write between the iterators
             return [
-                (family, self._engine.scan(family, low, high))
-                for family in self._all_families(store)
+                (
+                    run,
+                    [
+                        self._family_rows(family, run.groups, known)
+                        for family in self._all_families(store)
+                    ],
+                )
+                for run in self._checkpoints[store].within(groups)
             ]
+
+    def _family_rows(
+        self,
+        family: str,
+        groups: KeyGroups,
+        known: Container[tuple[str, int, KeyGroups]],
+    ) -> FamilyRows:
+        version = self._versions.of(family, groups.first)
+        rows = (
+            None
+            if (family, version, groups) in known
+            else self._engine.scan(family, *layout.group_bounds(groups))
+        )
+        return FamilyRows(family, version, rows)
 
     def ingest(
         self,
@@ -489,6 +533,8 @@ class EngineStores:
             )
             for family, of_family in files.items():
                 self._make(family)
+                for at in checkpoints:  # a family that was made now had no version
+                    self._versions.note(self._vanishing(family, at.groups))
                 self._ingest(family, of_family)
             self._write([], {store: known.put(checkpoints)})
 
@@ -626,6 +672,7 @@ class EngineStores:
     ) -> None:
         for change in changes:
             self._make(change.family)
+            self._versions.note(change)
         new = {
             store: known
             for store, known in checkpoints.items()

@@ -212,6 +212,17 @@ class StateDirectory:
         with self._changing:
             return self._use(at, specs, wipe_corrupt)
 
+    def borrow(self, subtopology: int, partition: int) -> Database | None:
+        """Return the database of a partition if it is open; give it back with
+        `release`. None: it is not open.
+        """
+        with self._lock:
+            known = self._open.get((subtopology, partition))
+            if known is None or not known.users:
+                return None
+            known.users += 1
+            return known.database
+
     def release(self, subtopology: int, partition: int) -> None:
         """Give back a database that `open` returned. When its last user does so, close
         it, and remove its folders if it is empty. After `close`, do nothing.
@@ -427,6 +438,12 @@ class Databases:
             self.subtopology(task).stores,
             wipe_corrupt=True,
         )
+
+    def borrow(self, task: TaskId) -> Database | None:
+        """Return the database of a task's partition if it is open; call `leave` once for
+        it. None: it is not open.
+        """
+        return self._directory.borrow(task.subtopology, task.partition)
 
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the stores of a task over its database. Call it after the restore."""

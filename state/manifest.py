@@ -1,6 +1,6 @@
 """The manifest of a snapshot, as a value.
 
-    <storage>/<application>/CURRENT                 the run whose manifest is published
+    <storage>/<application>/published/<number>      the run whose manifest is published: the highest number counts
     <storage>/<application>/<run>/manifest.json     written last, never changed
     <storage>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
 
@@ -24,7 +24,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -40,6 +41,10 @@ FORMAT = 1
 
 SLICE_GROUPS = 8
 """The most key groups in a slice: 32 slices for each partition."""
+
+
+Kind: TypeAlias = Literal["backfill", "rebuild", "running"]
+"""What made a snapshot: a backfill, `coopstreams rebuild`, or the running application."""
 
 
 class DamagedManifestError(SnapshotError):
@@ -137,22 +142,15 @@ class Manifest:
 
     application: str
     run: str
-    kind: Literal["backfill", "rebuild"]
+    kind: Kind
     created: str
     stores: Mapping[str, StoreSlices]
     cut: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     stream_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the manifest as a file: indented JSON with `format` and `sha256`.
-
-        `sha256` is the digest of the canonical form without `sha256` itself.
-        """
-        content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
-        return msgspec.json.format(
-            msgspec.json.encode({**content, "sha256": _digest(content)}),
-            indent=1,
-        )
+        """Return the manifest as a file: see `sealed`."""
+        return sealed(self)
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
@@ -162,28 +160,12 @@ class Manifest:
             DamagedManifestError: its bytes are not those that were written.
             SnapshotError: a newer coopstreams wrote it.
         """
-        try:
-            content: Any = read_long(msgspec.json.decode, data)
-            version = content.pop("format")
-            if isinstance(version, int) and version > FORMAT:
-                raise SnapshotError(
-                    f"it has format {version}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"
-                )
-            written = content.pop("sha256")
-            if written != _digest({"format": version, **content}):
-                raise DamagedManifestError(
-                    "its bytes are not those that were written (SHA-256 differs)"
-                )
-            return read_long(_MANIFESTS.decode, data)
-        except (
-            msgspec.MsgspecError,
-            RecursionError,
-            UnicodeDecodeError,
-            AttributeError,
-            KeyError,
-            TypeError,
-        ) as error:
-            raise DamagedManifestError(f"it is no manifest: {error}") from error
+        return unsealed(data, _MANIFESTS)
+
+    @property
+    def created_ms(self) -> int:
+        """The wall clock at which the snapshot was created, in milliseconds."""
+        return int(datetime.fromisoformat(self.created).timestamp() * 1000)
 
     def files(self) -> Iterator[File]:
         """Yield all files of the snapshot."""
@@ -193,6 +175,50 @@ class Manifest:
 
 
 _MANIFESTS = msgspec.json.Decoder(Manifest, strict=False)
+
+T = TypeVar("T")
+
+
+def sealed(value: Any) -> bytes:
+    """Return a value as a file: indented JSON with `format` and `sha256`, the digest of
+    the canonical form without `sha256` itself.
+    """
+    content = {"format": FORMAT, **msgspec.to_builtins(value, str_keys=True)}
+    return msgspec.json.format(
+        msgspec.json.encode({**content, "sha256": _digest(content)}),
+        indent=1,
+    )
+
+
+def unsealed(data: bytes, values: msgspec.json.Decoder[T]) -> T:
+    """Return the value of a file that `sealed` made.
+
+    Raises:
+        DamagedManifestError: its bytes are not those that were written.
+        SnapshotError: a newer coopstreams wrote it.
+    """
+    try:
+        content: Any = read_long(msgspec.json.decode, data)
+        version = content.pop("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise SnapshotError(
+                f"it has format {version}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"
+            )
+        written = content.pop("sha256")
+        if written != _digest({"format": version, **content}):
+            raise DamagedManifestError(
+                "its bytes are not those that were written (SHA-256 differs)"
+            )
+        return read_long(values.decode, data)
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+        UnicodeDecodeError,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ) as error:
+        raise DamagedManifestError(f"it is no manifest: {error}") from error
 
 
 def shape_of(spec: StoreSpec) -> str:
@@ -207,16 +233,32 @@ def shape_of(spec: StoreSpec) -> str:
 def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     """Yield the checkpoints, divided at the bounds of slices."""
     for run in checkpoints:
-        for start in range(
-            run.first - run.first % SLICE_GROUPS,
-            run.last + 1,
-            SLICE_GROUPS,
-        ):
-            yield replace(
-                run,
-                first=max(run.first, start),
-                last=min(run.last, start + SLICE_GROUPS - 1),
-            )
+        for first, last in pieces(run.groups):
+            yield replace(run, first=first, last=last)
+
+
+def manifest_of(
+    application: str,
+    run: str,
+    kind: Kind,
+    now_ms: int,
+) -> Manifest:
+    """Return a manifest without stores, which is created at this wall-clock time."""
+    created = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
+    return Manifest(application, run, kind, created, {})
+
+
+def pieces(groups: KeyGroups) -> Iterator[KeyGroups]:
+    """Yield the key groups, divided at the bounds of slices."""
+    for start in range(
+        groups.first - groups.first % SLICE_GROUPS,
+        groups.last + 1,
+        SLICE_GROUPS,
+    ):
+        yield KeyGroups(
+            max(groups.first, start),
+            min(groups.last, start + SLICE_GROUPS - 1),
+        )
 
 
 def whole_slices(key_range: KeyRange) -> KeyRange:

@@ -31,10 +31,13 @@ from coopstreams.state.manifest import (
 )
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import (
+    LEASE_MS,
     FetchedFile,
+    Lease,
     current_run,
     fetch,
     load,
+    wall_ms,
 )
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import GivenUpError, Heard, Storage
@@ -127,8 +130,13 @@ class Snapshots:
         url: str,
         application: str,
         folder: Path,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.folder = folder
+        self._lease = Lease(url, application, now_ms)
+        self._now_ms = now_ms
+        self._leased = "", 0
+        """The leased run, and until when its lease need not be renewed."""
         self._url = url
         self._application = application
         self._lock = Lock()
@@ -213,7 +221,21 @@ class Snapshots:
                 self._known = (
                     None if run is None else load(self._url, self._application, run)
                 )
-            return self._known
+            known = self._known
+            if known is not None:
+                self._take_lease(known.run)
+            return known
+
+    def _take_lease(self, run: str) -> None:
+        """Keep the files of a run while its slices are fetched."""
+        now_ms = self._now_ms()
+        if self._leased[0] == run and now_ms < self._leased[1]:
+            return
+        self._leased = run, now_ms + LEASE_MS // 4
+        try:
+            self._lease.take(run)
+        except SnapshotError as error:  # perhaps this process may only read
+            log.debug("%s; the newest two snapshots are kept all the same", error)
 
 
 def _twice(ask: Callable[[], T]) -> T:

@@ -4,10 +4,14 @@
     slices = writer.export(database, spec, partition, key_range)
     publish(url, Manifest(...))                           once, when all slices are written: it is used from then on
 
-Invariant: readers see a snapshot only when its manifest is complete and CURRENT names
-it. Attempts that die or run twice leave files that no manifest names; `sweep` removes
-them. Turned down: one file for all slices of a store (a range of eight would download
-the other seven).
+Invariant: readers see a snapshot only when its manifest is complete and the publication
+of the highest number names it. Attempts that die or run twice leave files that no
+manifest names; `sweep` removes them.
+Invariant: a publication is a new file of the next number, which only one of several
+publishers can make. So one that has worked from an older snapshot does not publish: the
+files that it would name may be gone. Turned down: one file that each publication
+replaces (no conditional write is the same in all storages, and the last one would win),
+and one file for all slices of a store (a range of eight would download the other seven).
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
@@ -30,32 +36,89 @@ from coopstreams.state.manifest import (
     File,
     Manifest,
     Slice,
-    cut,
+    pieces,
 )
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
 from coopstreams.state.storage import Heard, Storage, nobody
 from coopstreams.topology.errors import SnapshotError, StateCorruptError, TopologyError
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
 
-CURRENT = "CURRENT"
+PUBLISHED = "published"
+"""The folder of an application with its publications: the run is the content of each."""
+LEASES = "leases"
+"""The folder of an application with its leases."""
+PARTS = "parts"
+"""The folder of a run with what its writers have written."""
 MANIFEST = "manifest.json"
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OURS = re.compile(
-    r"[^/]+/(.+\.sst|manifest\.json|\.manifest\.json-[0-9a-f]{32})|\.CURRENT-[0-9a-f]{32}"
+    r"[^/]+/(.+\.sst|parts/[^/]+\.json|manifest\.json)"
+    r"|(.+/)?\.(manifest\.json|ROUND|[0-9]{10}|[0-9_-]+\.json|[0-9a-f]{32})-[0-9a-f]{32}"
 )
 """The files of an application that `sweep` may delete; those with a dot in front were
 left by a crash.
 """
+_NUMBER = re.compile(r"[0-9]{10}")
+_NO_RUNS = frozenset({PUBLISHED, LEASES})
+"""The folders of an application that are no runs."""
+
+LEASE_MS = 60 * 60 * 1000
+"""How long a lease of a reader holds, unless it is renewed."""
+WRITING_MS = 24 * 60 * 60 * 1000
+"""How long a lease of a writer holds."""
 
 
-def new_run() -> str:
-    """Return a unique name for a run; names sort by time."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
+def wall_ms() -> int:
+    """Return the wall-clock time in milliseconds since the epoch."""
+    return int(time.time() * 1000)
+
+
+def new_run(now_ms: int | None = None, unique: str = "") -> str:
+    """Return a unique name for a run that begins now; names sort by time."""
+    at = datetime.fromtimestamp((now_ms or wall_ms()) / 1000, UTC)
+    return f"{at:%Y%m%dT%H%M%S%f}-{(unique or uuid.uuid4().hex)[:8]}"
+
+
+class Written(dict[tuple[str, int, KeyGroups], "File | None"]):
+    """The files that this process has written, by family, version (see `SliceVersions`)
+    and key groups; None: the family had no rows there.
+    """
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget all files but those of these names."""
+        for key, file in list(self.items()):
+            if file is None or file.name not in names:
+                del self[key]
+
+
+Pace: TypeAlias = Callable[[Rows], Rows]
+"""Returns the same rows, and may take its time between them."""
+
+
+def at_full_speed(rows: Rows) -> Rows:
+    """Return the rows as they are."""
+    return rows
+
+
+def _slice(
+    partition: int,
+    at: Checkpoint,
+    files: Iterable[File | None],
+) -> Slice:
+    return Slice(
+        partition,
+        at.first,
+        at.last,
+        at.offset,
+        at.observed,
+        at.true_ms,
+        tuple(file for file in files if file is not None),
+    )
 
 
 class SnapshotWriter:
@@ -86,18 +149,34 @@ class SnapshotWriter:
         spec: StoreSpec,
         partition: int,
         key_range: KeyRange,
+        written: Written | None = None,
+        pace: Pace = at_full_speed,
     ) -> list[Slice]:
-        """Write the rows of a store and key range in a database, as of now; return the
-        slices with their checkpoints.
+        """Write the rows of a store and key range in a database; return the slices with
+        their checkpoints.
 
-        Key groups without a checkpoint are left out: their changelog offset is unknown.
-        No thread may write these groups meanwhile.
+        Each slice is as of one moment, at which its checkpoint holds; another may be as
+        of a later one. Key groups without a checkpoint are left out: their changelog
+        offset is unknown. `written`: the files that need not be written again; new ones
+        are added to it. `pace`: what the rows are passed through.
         """
-        runs = database.checkpoints(spec.name).within(layout.groups_of(key_range))
-        return [
-            self.write(spec.name, partition, run, database.rows(spec.name, run.groups))
-            for run in cut(runs)
-        ]
+        written = Written() if written is None else written
+        slices: list[Slice] = []
+        for piece in pieces(layout.groups_of(key_range)):
+            for at, families in database.as_of_now(spec.name, piece, written):
+                files: list[File | None] = []
+                for family, version, rows in families:
+                    if rows is not None:
+                        written[family, version, at.groups] = self._write(
+                            spec.name,
+                            partition,
+                            at,
+                            family,
+                            pace(rows),
+                        )
+                    files.append(written[family, version, at.groups])
+                slices.append(_slice(partition, at, files))
+        return slices
 
     def write(
         self,
@@ -112,20 +191,10 @@ class SnapshotWriter:
         Shape: for each family its rows, ascending by database key. `layout` describes
         families, keys and values.
         """
-        files = tuple(
-            file
-            for family, rows in families
-            if (file := self._write(store, partition, at, family, rows)) is not None
-        )
-        return Slice(
-            partition,
-            at.first,
-            at.last,
-            at.offset,
-            at.observed,
-            at.true_ms,
-            files,
-        )
+        files = [
+            self._write(store, partition, at, family, rows) for family, rows in families
+        ]
+        return _slice(partition, at, files)
 
     def _write(
         self,
@@ -164,19 +233,93 @@ def store_manifest(url: str, manifest: Manifest) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A published run. The publication with the highest number counts."""
+
+    number: int
+    run: str
+
+
+NOTHING_PUBLISHED = Publication(0, "")
+
+
 def publish(url: str, manifest: Manifest) -> None:
-    """Write a manifest and publish it in place of the previous one."""
+    """Write a manifest and publish it, whatever is published."""
+    while not publish_behind(url, manifest, published(url, manifest.application)):
+        continue  # another was faster
+
+
+def publish_behind(
+    url: str,
+    manifest: Manifest,
+    last: Publication,
+) -> bool:
+    """Write a manifest and publish it as the successor of the publication `last`;
+    return False if that has another successor: then the manifest is deleted.
+    """
     store_manifest(url, manifest)
-    Storage(url).write(
-        f"{manifest.application}/{CURRENT}",
-        manifest.run.encode() + b"\n",
-    )
+    storage = Storage(url)
+    name = f"{manifest.application}/{PUBLISHED}/{last.number + 1:010}"
+    if storage.create(name, manifest.run.encode() + b"\n"):
+        # Old publications are deleted: this number may be free because it is long past.
+        if published(url, manifest.application).number == last.number + 1:
+            return True
+        storage.delete(name)
+    storage.delete(f"{manifest.application}/{manifest.run}/{MANIFEST}")
+    return False
+
+
+def published(url: str, application: str) -> Publication:
+    """Return the publication that counts; `NOTHING_PUBLISHED` if there is none."""
+    storage = Storage(url)
+    folder = f"{_checked(application)}/{PUBLISHED}"
+    while numbers := _numbers(storage, folder):
+        found = storage.read(f"{folder}/{numbers[-1]:010}")
+        if found is not None:  # else it was deleted meanwhile, behind a later one
+            return Publication(numbers[-1], found.decode(errors="replace").strip())
+    return NOTHING_PUBLISHED
 
 
 def current_run(url: str, application: str) -> str | None:
     """Return the name of the published run; None if no run is published."""
-    found = Storage(url).read(f"{_checked(application)}/{CURRENT}")
-    return None if found is None else found.decode(errors="replace").strip()
+    return published(url, application).run or None
+
+
+def _numbers(storage: Storage, folder: str) -> list[int]:
+    """Return the numbers of an application's publications, ascending."""
+    names = (name.rpartition("/")[2] for name in storage.names(folder))
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+
+class Lease:
+    """Keeps a run from being swept: the files in its folder, and those that its
+    manifest names. One thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        application: str,
+        now_ms: Callable[[], int],
+        name: str = "",
+    ) -> None:
+        self._url = url
+        self._name = f"{application}/{LEASES}/{name or uuid.uuid4().hex}"
+        self._now_ms = now_ms
+
+    def take(self, run: str, for_ms: int = LEASE_MS) -> None:
+        """Keep this run from now on, instead of the one before.
+
+        Raises:
+            SnapshotError: the storage does not take the lease.
+        """
+        until = self._now_ms() + for_ms
+        Storage(self._url).write(self._name, f"{run} {until}\n".encode())
+
+    def give_back(self) -> None:
+        """Keep no run any more."""
+        Storage(self._url).delete(self._name)
 
 
 def load(
@@ -225,7 +368,8 @@ def applications(url: str) -> list[str]:
 def runs(url: str, application: str) -> list[str]:
     """Return the names of the runs that have files, in the order of time."""
     names = (name.split("/") for name in Storage(url).names(_checked(application)))
-    return sorted({parts[1] for parts in names if len(parts) > 2})
+    found = {parts[1] for parts in names if len(parts) > 2}
+    return sorted(found - _NO_RUNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,22 +465,25 @@ def sweep(
     *,
     keep: int = 1,
     doing: bool = True,
+    now_ms: Callable[[], int] = wall_ms,
 ) -> list[str]:
     """Delete the files of old and incomplete runs; return their names.
 
-    Kept are the files that a manifest of the published run or of the newest `keep`
-    complete runs names, whatever run they are of. A run without a manifest may still be
-    at work: its files stay if it is newer than the published run. A damaged manifest is
-    not kept, even if it is the published one; a warning names it. Files that are not of
-    snapshots stay.
+    Kept are the files that a manifest of the published run, of the newest `keep`
+    complete runs or of a leased run names, whatever run they are of. A run without a
+    manifest may still be at work: its files stay if it is leased, or newer than the
+    published run. A damaged manifest is not kept, even if it is the published one; a
+    warning names it. Files that are not of snapshots stay.
 
     `doing`: False: only return the names, and delete nothing.
     """
     storage = Storage(url)
-    kept, working = _kept_and_working(storage, url, application, keep)
+    leased, over = _leases(storage, application, now_ms())
+    kept, working = _kept_and_working(storage, url, application, keep, leased)
+    numbers = _numbers(storage, f"{application}/{PUBLISHED}")
     mentioned = {file.name for manifest in kept for file in manifest.files()}
     mentioned |= {f"{manifest.run}/{MANIFEST}" for manifest in kept}
-    doomed: list[str] = []
+    doomed = [f"{PUBLISHED}/{number:010}" for number in numbers[:-1]] + over
     for full in storage.names(application):
         name = full.removeprefix(f"{application}/")
         run = name.partition("/")[0]
@@ -348,11 +495,31 @@ def sweep(
     return doomed
 
 
+def _leases(
+    storage: Storage,
+    application: str,
+    now_ms: int,
+) -> tuple[set[str], list[str]]:
+    """Return the leased runs, and the names of the leases that are over."""
+    leased: set[str] = set()
+    over: list[str] = []
+    for full in storage.names(f"{application}/{LEASES}"):
+        run, _, until = (
+            (storage.read(full) or b"").decode(errors="replace").partition(" ")
+        )
+        if until.strip().isdecimal() and int(until) > now_ms:
+            leased.add(run)
+        else:
+            over.append(full.removeprefix(f"{application}/"))
+    return leased, over
+
+
 def _kept_and_working(
     storage: Storage,
     url: str,
     application: str,
     keep: int,
+    leased: Collection[str],
 ) -> tuple[list[Manifest], set[str]]:
     """Return the manifests that a sweep keeps, and the runs that may still be at work."""
     counts = current_run(url, application)
@@ -361,11 +528,11 @@ def _kept_and_working(
     for run in runs(url, application):
         if storage.read(f"{application}/{run}/{MANIFEST}") is not None:
             complete.append(run)
-        elif counts is None or run > counts:
+        elif counts is None or run > counts or run in leased:
             working.add(run)
     kept: list[Manifest] = []
     for run in reversed(complete):
-        if len(kept) < keep or run == counts:
+        if len(kept) < keep or run == counts or run in leased:
             kept += _undamaged(url, application, run)
     return kept, working
 

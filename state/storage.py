@@ -112,6 +112,29 @@ class Storage:
         except Exception as error:
             raise self._error("write", name, error) from error
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write bytes under a name that does not exist; return False, and change
+        nothing, if it exists. Of several writers of one name, one succeeds.
+
+        Folders and stores that speak S3 (`If-None-Match`), GCS or Azure Blob decide it
+        themselves. Other drivers of fsspec look first, and then write.
+
+        Raises:
+            SnapshotError: the storage refused it.
+        """
+        path = self._path(name)
+        try:
+            self._make_folder(path)
+            if self._local:
+                _create_whole(Path(path), data)
+            else:
+                self._files.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            raise self._error("write", name, error) from error
+        return True
+
     def upload(self, file: Path, name: str) -> None:
         """Copy a local file to an unused name. Readers may see part of it during the
         upload.
@@ -216,9 +239,32 @@ def _copy(
 
 
 def _write_whole(path: Path, data: bytes) -> None:
+    _written_beside(path, data).replace(path)
+
+
+def _create_whole(path: Path, data: bytes) -> None:
+    """Write a file that does not exist.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    new = _written_beside(path, data)
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a mounted bucket has no hard links
+        with path.open("xb") as file:
+            file.write(data)
+    finally:
+        new.unlink()
+
+
+def _written_beside(path: Path, data: bytes) -> Path:
+    """Write data to a new file in the folder of `path`, durably; return the file."""
     new = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     with new.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
+    return new

@@ -4,7 +4,7 @@ meanwhile.
     to_rebuild  the partitions of sub-topologies to rebuild, with their stores: a pure function
     Rebuilder   one of them: an empty database, the published snapshot into it, then the changelog's tail; slices out of
                 it
-    assembled   the manifest: the new slices, and those of the published one that remain
+    publish     the manifest: the new slices, and those of the published one that remain
 
 Invariant: a slice is the state at an offset X of its changelog, even if tasks write to
 the changelog meanwhile. A task that restores the slice replays from X.
@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from coopstreams.common.host import SYSTEM, Host
@@ -32,14 +31,13 @@ from coopstreams.state.database import Database
 from coopstreams.state.manifest import (
     Manifest,
     Slice,
-    StoreSlices,
-    merged,
-    shape_of,
+    manifest_of,
     whole_slices,
 )
-from coopstreams.state.published_snapshot import Changelog, Snapshots, misfit
+from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot import WRITING_MS, Lease, SnapshotWriter
+from coopstreams.state.snapshot_round import assembled
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.errors import (
     ConfigError,
@@ -159,44 +157,6 @@ def _check_exists(
         )
 
 
-def assembled(
-    run: str,
-    application: str,
-    older: Manifest | None,
-    found: Mapping[str, Sequence[Slice]],
-    specs: Mapping[str, StoreSpec],
-    now: Mapping[str, Changelog],
-) -> Manifest:
-    """Return the manifest of a run: the new slices (`found`), and the older manifest's
-    slices that still fit the topology and the changelogs (`now`).
-    """
-    stores: dict[str, StoreSlices] = {}
-    for name, spec in specs.items():
-        new = found.get(name, ())
-        before = older.stores.get(name) if older is not None else None
-        kept = (
-            before.slices
-            if before is not None and not misfit(before, spec, now[name])
-            else ()
-        )
-        if new or kept:
-            topic = now[name]
-            stores[name] = StoreSlices(
-                topic.topic,
-                topic.topic_id,
-                topic.partitions,
-                shape_of(spec),
-                merged(kept, new),
-            )
-    return Manifest(
-        application,
-        run,
-        "rebuild",
-        f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        stores,
-    )
-
-
 class Rebuilder:
     """A run that makes a snapshot of an application in a storage. Belongs to one
     thread.
@@ -224,6 +184,7 @@ class Rebuilder:
         self._url = url
         self._afresh = afresh
         self._specs = logged(topology)
+        self._lease = Lease(url, application, host.wall_ms)
         self._ids: dict[str, str] = {}
         """The ids of the rebuilt changelogs, taken before any of their records is read.
         """
@@ -235,6 +196,7 @@ class Rebuilder:
             ConfigError: a store or partition does not exist.
             UnknownTopicError: a changelog does not exist: the application has never
             run.
+            SnapshotError: the storage does not take files.
         """
         resolved = check_partitions(self._topology, self._log.partitions())
         result = to_rebuild(self._topology, resolved.tasks, wanted)
@@ -249,6 +211,8 @@ class Rebuilder:
                 "rebuild"
             )
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
+        # The application, which may run, sweeps when it publishes snapshots of its own.
+        self._lease.take(self.run, WRITING_MS)
         return result
 
     def rebuild(
@@ -325,8 +289,15 @@ class Rebuilder:
                 older.run,
                 ", ".join(others),
             )
-        manifest = assembled(self.run, self._application, older, found, specs, now)
+        new = manifest_of(
+            self._application,
+            self.run,
+            "rebuild",
+            self._host.wall_ms(),
+        )
+        manifest = assembled(new, older, found, specs, now)
         snapshot.publish(self._url, manifest)
+        self._lease.give_back()
         return manifest
 
     def _restore(

@@ -165,6 +165,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         None,
         "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs.",
     ),
+    "snapshots.interval.ms": (
+        integer(1000),
+        None,
+        "Time between snapshots that the running application publishes at `snapshots.dir`: each process writes the state "
+        "of its tasks that has changed. Default: it publishes none. The same in all processes.",
+    ),
     "instance": (
         integer(0),
         0,
@@ -702,6 +708,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
     ):
         raise ConfigError(
             "a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic"
+        )
+    if values["snapshots.interval.ms"] and values["snapshots.dir"] is None:
+        raise ConfigError(
+            "snapshots.interval.ms is set and snapshots.dir is not: say where the snapshots go"
         )
     interval = values["commit.interval.ms"]
     if (

@@ -33,6 +33,7 @@ from coopstreams.instance.purge import (
     WindowStores,
 )
 from coopstreams.instance.restrictions import Restrictions
+from coopstreams.instance.snapshot_taker import SnapshotTaker, StoreTopics
 from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import Standing
@@ -56,7 +57,7 @@ from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
-from coopstreams.state.published_snapshot import Snapshots
+from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Event
@@ -399,7 +400,12 @@ class Components:
         snapshots = None
         if place := config["snapshots.dir"]:
             folder = self.directory.folder / "snapshots"
-            snapshots = Snapshots(place, plan.application, folder)
+            snapshots = Snapshots(
+                place,
+                plan.application,
+                folder,
+                self.host.wall_ms,
+            )
         restores = Restores(
             self.log,
             plan.changelog,
@@ -514,6 +520,52 @@ class Components:
             (COMPARE_EVERY_S, topics.compare),
         )
         return Watcher(looks, stall_detector, emit, self.host)
+
+    def snapshot_taker(
+        self,
+        standing: Callable[[], Standing],
+    ) -> SnapshotTaker | None:
+        """Return the thread that writes snapshots, not yet started; None: there is
+        nothing for it to do.
+        """
+        config = self.plan.config
+        interval_ms = config["snapshots.interval.ms"]
+        stores = {
+            part.id: logged
+            for part in self.plan.topology.subtopologies
+            if (logged := [spec for spec in part.stores if spec.logged])
+        }
+        if interval_ms is None or not stores:
+            return None
+        return SnapshotTaker(
+            config["snapshots.dir"],
+            self.plan.application,
+            interval_ms / 1000,
+            stores,
+            self._store_topics,
+            standing,
+            self.databases,
+            self.host,
+        )
+
+    def _store_topics(self) -> StoreTopics:
+        """Ask the brokers for the changelogs of all stores that have one."""
+        specs = {
+            spec.name: spec
+            for part in self.plan.topology.subtopologies
+            for spec in part.stores
+            if spec.logged
+        }
+        topics = {name: self.plan.changelog(spec) for name, spec in specs.items()}
+        counts = self.log.partitions(list(topics.values()))
+        return StoreTopics(
+            specs,
+            {
+                name: Changelog(topic, self.log.topic_id(topic), counts[topic])
+                for name, topic in topics.items()
+                if topic in counts
+            },
+        )
 
     def _look_at_policy(self, emit: Callable[[Event], None]) -> None:
         if (changed := self.restrictions.look()) is not None:

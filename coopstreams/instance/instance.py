@@ -150,6 +150,7 @@ class Instance:
             stall_detector,
             self._tell,
         )
+        self.snapshots = components.snapshot_taker(watched.standing)
         self._watcher = components.watcher(
             watched,
             stall_detector,
@@ -181,6 +182,8 @@ class Instance:
         self._threads.start()
         self.member.start()
         self._watcher.start()
+        if self.snapshots is not None:
+            self.snapshots.start()
         self._subscription.start()
         self.share.start()
         failure: Failed | None = None
@@ -739,6 +742,8 @@ class Instance:
             ):
                 closing.callback(end)
             closing.callback(self._subscription.stop)
+            if self.snapshots is not None:
+                closing.callback(self.snapshots.stop)
             closing.callback(self.share.stop, deadline)
             closing.callback(self._end_threads, deadline, clean=clean)
             if clean:

@@ -13,18 +13,25 @@ from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes
 from coopstreams.admin.rebuild import (
     Rebuilder,
     RebuildScope,
-    assembled,
     logged,
     to_rebuild,
 )
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
+from coopstreams.state.manifest import (
+    Manifest,
+    Slice,
+    StoreSlices,
+    manifest_of,
+    shape_of,
+)
 from coopstreams.state.published_snapshot import Changelog
+from coopstreams.state.snapshot_round import assembled
 from coopstreams.topology.errors import ConfigError, SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import Serde
 
+ANEW = manifest_of("app", "new", "rebuild", 0)
 NOW = {
     "counts": Changelog("app-counts-changelog", "id-1", 2),
     "windows": Changelog("app-windows-changelog", "id-2", 2),
@@ -134,15 +141,13 @@ def test_what_does_not_exist_is_refused_in_words(
 def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
     specs = {name: spec for name, spec in logged(topology()).items() if name in NOW}
     new, kept, replaced = Slice(0, 0, 7, 20), Slice(1, 0, 7, 10), Slice(0, 0, 7, 10)
-    made = assembled(
-        "new", "app", older(a=kept, b=replaced), {"counts": [new]}, specs, NOW
-    )
+    made = assembled(ANEW, older(a=kept, b=replaced), {"counts": [new]}, specs, NOW)
     assert (made.run, made.kind, made.cut) == ("new", "rebuild", {})
     assert {name: store.slices for name, store in made.stores.items()} == {
         "counts": (new, kept)
     }
     anew = assembled(
-        "new", "app", older(topic_id="id-0", a=kept), {"windows": [new]}, specs, NOW
+        ANEW, older(topic_id="id-0", a=kept), {"windows": [new]}, specs, NOW
     )
     assert {
         name: (store.topic_id, store.slices) for name, store in anew.stores.items()
@@ -158,8 +163,8 @@ def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
             )
         )["counts"]
     }
-    assert assembled("new", "app", older(a=kept), {}, changed, NOW).stores == {}
-    assert assembled("new", "app", None, {"counts": [new]}, specs, NOW).stores[
+    assert assembled(ANEW, older(a=kept), {}, changed, NOW).stores == {}
+    assert assembled(ANEW, None, {"counts": [new]}, specs, NOW).stores[
         "counts"
     ].slices == (new,)
 

@@ -197,9 +197,8 @@ class SlowStorage(Storage):
     """A history's storage, whose reads are delayed or fail."""
 
     def read(self, name: str) -> bytes | None:
-        if name.endswith(
-            snapshot.CURRENT
-        ):  # manifests are read under a lock, which must be held for a moment only
+        # manifests are read under a lock, which must be held for a moment only
+        if f"/{snapshot.PUBLISHED}/" in name:
             _SHELVES[self.url].delay()
         return super().read(name)
 

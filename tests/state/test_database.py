@@ -311,8 +311,8 @@ def test_a_large_commit_that_is_cut_off_leaves_only_rows_ahead_that_the_changelo
         )
 
     def stands(database: Database, store: str) -> set[bytes]:
-        families = database.rows(store, ALL_GROUPS)
-        return {value for _, rows in families for _, value in rows}
+        ((_, families),) = database.as_of_now(store, ALL_GROUPS)
+        return {value for _, _, rows in families for _, value in rows or ()}
 
     seen = set[frozenset[bytes]]()
     for writes in count():

@@ -18,8 +18,9 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot import Lease, Publication, SnapshotWriter
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
@@ -165,8 +166,9 @@ def test_what_is_exported_is_what_the_database_has_slice_by_slice(
     ] == [(500, 7) if each.last < 100 else (600, 8) for each in slices]
     truth = {
         (family, key): value
-        for family, rows in database.rows(spec.name, PART.groups)
-        for key, value in rows
+        for _, families in database.as_of_now(spec.name, PART.groups)
+        for family, _, rows in families
+        for key, value in rows or ()
     }
     assert len(truth) == sum(
         key_hash(b"key-%d" % number) in PART for number in range(3000)
@@ -424,7 +426,12 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(
     said = snapshot.sweep(url, "app", doing=False)
     assert Storage(url).names("app/run-2") != []
     assert snapshot.sweep(url, "app") == said
-    assert {name.partition("/")[0] for name in said} == {"run-1", "run-2", "run-3"}
+    assert {name.partition("/")[0] for name in said} == {
+        "published",
+        "run-1",
+        "run-2",
+        "run-3",
+    }
     assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
     assert [
         Storage(url).names(f"app/{run}") != []
@@ -467,6 +474,8 @@ def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_name
     said = snapshot.sweep(url, "app", doing=False)
     assert said == snapshot.sweep(url, "app")
     assert set(said) == {file.name for file in old.files()} - mentioned | {
+        "published/0000000001",
+        "published/0000000002",
         "run-1/manifest.json",
         "run-3/manifest.json",
     }
@@ -504,7 +513,7 @@ def test_a_sweep_deletes_no_files_but_those_of_snapshots(url: str) -> None:
         "app/instance-0/lock",
     ]
     left = [
-        f"app/.CURRENT-{'0' * 32}",
+        f"app/published/.{'0' * 10}-{'0' * 32}",
         f"app/run-1/.manifest.json-{'0' * 32}",
     ]  # by a crash
     for name in [*strange, *left]:
@@ -514,13 +523,137 @@ def test_a_sweep_deletes_no_files_but_those_of_snapshots(url: str) -> None:
     assert sorted(snapshot.sweep(url, "app")) == sorted(
         [
             *(name.removeprefix("app/") for name in left),
+            "published/0000000001",
+            "published/0000000002",
             "run-1/manifest.json",
             "run-2/manifest.json",
         ]
     )
     assert Storage(url).names() == sorted(
-        [*strange, "app/CURRENT", "app/run-3/manifest.json"]
+        [*strange, "app/published/0000000003", "app/run-3/manifest.json"]
     )
+
+
+def test_of_several_publishers_that_follow_one_publication_only_one_succeeds(
+    url: str,
+) -> None:
+    for run in ("run-1", "run-2"):
+        snapshot.publish(url, manifest_of({}, run))
+    last = snapshot.published(url, "app")
+    assert last == Publication(2, "run-2")
+    assert snapshot.publish_behind(url, manifest_of({}, "run-3"), last)
+    assert not snapshot.publish_behind(url, manifest_of({}, "run-4"), last)
+    assert snapshot.current_run(url, "app") == "run-3"
+    # The number behind a publication of long ago is free again.
+    snapshot.sweep(url, "app")
+    assert not snapshot.publish_behind(
+        url, manifest_of({}, "run-5"), Publication(1, "run-1")
+    )
+    assert Storage(url).names("app/published") == ["app/published/0000000003"]
+    assert snapshot.runs(url, "app") == ["run-3"]
+
+
+def test_a_leased_run_is_not_swept_until_its_lease_is_over(url: str) -> None:
+    now_ms = 1000
+    snapshot.publish(url, manifest_of({}, "run-1"))
+    Storage(url).write("app/run-0/counts/file.sst", b"is being written")
+    reader, writer = (Lease(url, "app", lambda: now_ms) for _ in range(2))
+    reader.take("run-1", for_ms=100)
+    writer.take("run-0", for_ms=500)
+    for run in ("run-2", "run-3"):
+        snapshot.publish(url, manifest_of({}, run))
+
+    def swept() -> list[str]:
+        return snapshot.sweep(url, "app", now_ms=lambda: now_ms)
+
+    assert "run-1/manifest.json" not in swept()
+    now_ms = 1200
+    gone = swept()
+    assert ("run-1/manifest.json" in gone, len(gone)) == (True, 2)
+    assert "app/run-0/counts/file.sst" in Storage(url).names("app")
+    writer.give_back()
+    assert swept() == ["run-0/counts/file.sst"]
+
+
+def test_a_name_is_created_once(url: str) -> None:
+    storage = Storage(url)
+    assert [storage.create("folder/name", data) for data in (b"a", b"b")] == [
+        True,
+        False,
+    ]
+    assert (storage.read("folder/name"), storage.names()) == (b"a", ["folder/name"])
+
+
+def test_only_what_has_changed_since_is_written_again(
+    folder: str, tmp_path: Path
+) -> None:
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 500)
+    written = snapshot.Written()
+
+    def export(run: str) -> dict[str, list[Slice]]:
+        writer = SnapshotWriter(folder, "app", run)
+        return {
+            spec.name: writer.export(database, spec, 3, PART, written)
+            for spec in (SPEC, WINDOWS)
+        }
+
+    def rows() -> dict[tuple[str, bytes], bytes]:
+        return {
+            (family, key): value
+            for spec in (SPEC, WINDOWS)
+            for _, families in database.as_of_now(spec.name, PART.groups)
+            for family, _, of in families
+            for key, value in of or ()
+        }
+
+    def fresh(run: str) -> list[str]:
+        """Export, check what the slices hold, and return the files of this run."""
+        found = [each for slices in export(run).values() for each in slices]
+        assert rows_of(folder, found, tmp_path) == rows()
+        names = [file.name for each in found for file in each.files]
+        return [name for name in names if name.startswith(run)]
+
+    assert len(fresh("run-1")) > 10
+    assert fresh("run-2") == []
+    key = next(b"key-%d" % n for n in range(500) if key_hash(b"key-%d" % n) in PART)
+    place = layout.database_key(key, key)
+    database.write([Change("store/counts", [place], [b"12345678new"])], {})
+    (again,) = fresh("run-3")
+    assert again.startswith(f"run-3/counts/3/{place[0] // 8 * 8:03}-")
+    database.write([Change("store/counts", [place], [None])], {})
+    database.drop(KeyGroups(120, 127))
+    assert {name.split("/")[1] for name in fresh("run-4")} <= {"counts"}
+    written.keep(())
+    assert len(fresh("run-5")) > 10
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 255), max_size=4, unique=True),
+            st.none() | st.tuples(st.integers(0, 255), st.integers(0, 255)),
+        ),
+        max_size=8,
+    )
+)
+def test_equal_versions_mean_equal_rows(
+    changes: list[tuple[list[int], tuple[int, int] | None]],
+) -> None:
+    database = Database(Memory(), [SPEC])
+    seen: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
+    database.write([], {"counts": [Checkpoint(0, 255, 1)]})
+    for number, (groups, dropped) in enumerate(changes):
+        keys = [bytes([group]) + b"key" for group in sorted(groups)]
+        values = [b"%08d" % number] * len(keys)
+        database.write([Change("store/counts", keys, values)], {})
+        if dropped is not None:
+            database.drop(KeyGroups(min(dropped), max(dropped)))
+            database.write([], {"counts": [Checkpoint(0, 255, 1)]})
+        for piece in manifest.pieces(KeyGroups(0, 255)):
+            ((_, ((_, version, rows),)),) = database.as_of_now("counts", piece)
+            now = list(rows or ())
+            assert seen.setdefault((piece.first, version), now) == now
 
 
 def test_a_manifest_of_a_newer_coopstreams_is_not_swept(url: str) -> None:
