@@ -211,6 +211,18 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Standbys of each task with logged stores: other processes that follow its changelogs, and take it over without "
         "a long restore. On another `client.rack` than the owner's where there is one. The same in all processes.",
     ),
+    "max.warmup.replicas": (
+        integer(1),
+        2,
+        "Moves of tasks with logged stores that are prepared at a time: the process that is to get a partition's tasks "
+        "restores them first, and their owner keeps them meanwhile.",
+    ),
+    "acceptable.recovery.lag": (
+        integer(0),
+        10_000,
+        "Changelog records, over all stores of a task, with which a process may take it over. Tasks with no more move at "
+        "once.",
+    ),
     "ranges.before.windows": (
         boolean,
         False,

@@ -99,10 +99,11 @@ def assign_active(
     *,
     ranges: int = 1,
     replicas: int = 0,
+    warmups: int = 0,
 ) -> dict[str, Assignment]:
     """Return the assignment of each member: tasks for the members of the active
     version, the reason why not for the other members. `replicas`: the number of
-    standbys of each task.
+    standbys of each task; `warmups`: of moves that may be warmed up at a time.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -125,6 +126,7 @@ def assign_active(
         withheld=held,
         replicas=replicas,
         replicated=replicated_by(able),
+        warmups=warmups,
     )
     granted = {id_: given[id_].tasks if id_ in given else () for id_ in sorted(members)}
     cluster = Cluster(

@@ -5,6 +5,7 @@ subscriptions.
     target   the assignment once all hand-overs are done    the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows once it is released
     standbys of the target's tasks                          replicas.py
+    waiting  what stays until its next owner has caught up  warmups.py
 
 Each member reports its share of the last target. While these shares fit the present
 members, they remain the target. So tasks move only for a cause, and all rebalances of
@@ -37,8 +38,15 @@ from coopstreams.group.members import (
     Member,
     MemberState,
 )
-from coopstreams.group.replicas import place_standbys, standby_claims
+from coopstreams.group.replicas import (
+    ALL_FRESH,
+    Staleness,
+    place_standbys,
+    staleness,
+    standby_claims,
+)
 from coopstreams.group.slots import Layout
+from coopstreams.group.warmups import staying, warm_up
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import GROUPS, KeyRange, check_tiling
 from coopstreams.topology.task_id import TaskId
@@ -53,6 +61,7 @@ def assign(
     withheld: bool = False,
     replicas: int = 0,
     replicated: Collection[int] = (),
+    warmups: int = 0,
 ) -> dict[str, Assignment]:
     """Return the assignment of each member. All members run the same topology;
     `active_version` handles groups whose members do not.
@@ -62,7 +71,8 @@ def assign(
     Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges that
     a partition is cut into; the sub-topologies in `whole` are never cut. `withheld`:
     the targets are set, but no task is granted. The tasks of the sub-topologies in
-    `replicated` get `replicas` standbys each.
+    `replicated` get `replicas` standbys each; `warmups` of those that move may be warmed
+    up at a time, and with 0 they move at once.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
@@ -75,7 +85,9 @@ def assign(
         return {}
     claims = claims_of(members)
     target = _target(partitions, members, claims, ranges, whole)
-    granted = dict.fromkeys(target, ()) if withheld else grant(target, claims)
+    warmed = warm_up(target, members, claims, 0 if withheld else warmups, replicated)
+    kept = staying(members, claims, warmed.waiting)
+    granted = dict.fromkeys(target, ()) if withheld else grant(target, claims, kept)
     check_granted(granted, claims)
     standbys = place_standbys(
         target,
@@ -84,7 +96,7 @@ def assign(
         0 if withheld else replicas,
         replicated,
     )
-    settled = granted == target
+    settled = not withheld and granted == grant(target, NO_CLAIMS, kept)
     cluster = Cluster(
         members=tuple(
             Member(id_, members[id_].info, granted.get(id_, ()))
@@ -99,7 +111,9 @@ def assign(
             target.get(member, ()),
             settled,
             cluster,
-            standbys=standbys.get(member, ()),
+            standbys=tuple(
+                sorted((*standbys.get(member, ()), *warmed.standbys.get(member, ())))
+            ),
         )
         for member, state in members.items()
     }
@@ -117,6 +131,7 @@ def _target(
     share = all(state.info.allow_key_share for state in members.values())
     load = dict.fromkeys(threads, Fraction(0))
     standbys = standby_claims(members)
+    stale = staleness(members)
     target: dict[str, list[TaskId]] = {member: [] for member in threads}
     for subtopology in sorted(partitions):
         if partitions[subtopology] < 1:
@@ -136,6 +151,7 @@ def _target(
             claims,
             load,
             standbys,
+            stale,
         ).items():
             target[member] += mine
     return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
@@ -148,12 +164,14 @@ def settle(
     claims: Claims,
     load: dict[str, Fraction],
     standbys: Claims = NO_CLAIMS,
+    stale: Staleness = ALL_FRESH,
 ) -> dict[str, list[TaskId]]:
     """Return each member's target in one sub-topology: the promised target while it
     fits, else a new balance.
 
     Shape: adds each member's target to `load`. Units: partitions. `standbys`: the
-    ranges of which members have standbys; they get free ones first.
+    ranges of which members have standbys; they get free ones first, where they are the
+    least `stale`.
 
     Raises:
         AssignmentError: the result would be wrong; a bug here.
@@ -165,7 +183,7 @@ def settle(
         for member in layout.threads
     }
     if problem_of(layout, subtopology, tasks):
-        tasks = _balanced(layout, subtopology, claims, load, standbys)
+        tasks = _balanced(layout, subtopology, claims, load, standbys, stale)
         if problem := problem_of(layout, subtopology, tasks):
             raise AssignmentError(f"sub-topology {subtopology}: {problem}")
     cuts = Counter(task.partition for mine in tasks.values() for task in mine)
@@ -180,12 +198,21 @@ def _balanced(
     claims: Claims,
     load: Mapping[str, Fraction],
     standbys: Claims,
+    stale: Staleness,
 ) -> dict[str, list[TaskId]]:
     balanced = balance(
         layout,
         _of_subtopology(layout, subtopology, claims),
         load,
         _of_subtopology(layout, subtopology, standbys),
+        {
+            member: {
+                at.partition: behind
+                for at, behind in mine.items()
+                if at.subtopology == subtopology
+            }
+            for member, mine in stale.items()
+        },
     )
     return {
         member: [

@@ -3,8 +3,8 @@ siblings together. A cell is the part of a partition that one slot takes.
 
     quotas      which members take one cell more, if cells do not divide evenly: those that hold more already
     slot counts which partitions have one slot more: those where it keeps the most in place
-    keep        a member keeps the cells that it holds completely, then takes those without a holder of which it has a
-                standby
+    keep        a member keeps the cells that it holds completely, then takes those without a holder of which it has the
+                freshest standby
     fill        the rest goes where the member has a standby or a store already, then where it fits as a whole
     cell        which cell of the partition: the one of which the member holds the most
 
@@ -18,9 +18,10 @@ all others shift: half of everything moves; by overlap it is a quarter).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations
+from typing import TypeAlias
 
 from coopstreams.group.claims import common, merge
 from coopstreams.group.slots import Cell, Layout
@@ -36,6 +37,11 @@ anew: by a sixteenth (2^-4).
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 _NONE: _Held = {}
+Stale: TypeAlias = Mapping[str, Mapping[int, int]]
+"""How far the standbys of a member and partition are behind, as `Warmth.lags` says."""
+FRESH: Stale = {}
+UNKNOWN = 64
+"""Further behind than any standby that was measured."""
 
 
 def balance(
@@ -43,15 +49,16 @@ def balance(
     held: _Held,
     load: Mapping[str, Fraction],
     standbys: _Held = _NONE,
+    stale: Stale = FRESH,
 ) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges; `standbys` likewise, but
-    those of several members overlap. `load` is each member's share of the other
+    those of several members overlap; `stale`: how far they are behind. `load` is each member's share of the other
     sub-topologies: of equal members, the one with less takes more.
     """
     really = held
-    held = _inherited(held, standbys) if standbys else held
+    held = _inherited(held, standbys, stale) if standbys else held
     counts = _slot_counts(layout, held)
     cells = {
         partition: layout.cells(partition, slots)
@@ -59,11 +66,13 @@ def balance(
     }
     kept = _complete(cells, held)
     quota = _quotas(layout, held, kept, load)
+    awaited = _awaited(cells, kept, quota, standbys)
     balanced = {
         member: _best_kept(
             kept.get(member, []),
             really.get(member, {}),
             quota[member],
+            awaited,
         )
         for member in layout.threads
     }
@@ -71,7 +80,7 @@ def balance(
     # Who gave a cell up has its rows, too; but it has its share already.
     held = _together(held, standbys) if standbys else held
     missing = {member: quota[member] - len(mine) for member, mine in balanced.items()}
-    wants = _fill(missing, free, balanced, held, counts)
+    wants = _fill(missing, free, balanced, held, counts, stale)
     for partition, shares in wants.items():
         owners, _ = _match(free[partition], shares, held)
         for cell, member in owners.items():
@@ -193,11 +202,12 @@ def _quotas(
     return quota
 
 
-def _inherited(held: _Held, standbys: _Held) -> _Held:
+def _inherited(held: _Held, standbys: _Held, stale: Stale) -> _Held:
     """Return what members hold, where each range that no member holds counts as held by
     a member with a standby of it.
 
-    Of several such members, the one that holds least so far.
+    Of several such members, the one that is least behind; of equals, the one that holds
+    least so far.
     """
     taken: dict[int, list[KeyRange]] = {}
     for mine in held.values():
@@ -212,7 +222,14 @@ def _inherited(held: _Held, standbys: _Held) -> _Held:
     }
     partitions = {partition for mine in standbys.values() for partition in mine}
     for partition in sorted(partitions):
-        for member in sorted(standbys, key=lambda member: (size[member], member)):
+        for member in sorted(
+            standbys,
+            key=lambda member: (
+                _staleness(stale, member, partition),
+                size[member],
+                member,
+            ),
+        ):
             free = [
                 left
                 for key_range in standbys[member].get(partition, ())
@@ -242,6 +259,30 @@ def _together(held: _Held, standbys: _Held) -> _Held:
     }
 
 
+def _staleness(stale: Stale, member: str, partition: int) -> int:
+    return stale.get(member, {}).get(partition, UNKNOWN)
+
+
+def _awaited(
+    cells: Mapping[int, list[Cell]],
+    kept: Mapping[str, list[Cell]],
+    quota: Mapping[str, int],
+    standbys: _Held,
+) -> frozenset[Cell]:
+    """Return the cells of which members have standbys that take more cells than they
+    hold.
+    """
+    takers = [
+        member for member in standbys if len(kept.get(member, ())) < quota[member]
+    ]
+    return frozenset(
+        cell
+        for row in cells.values()
+        for overlap, cell, _ in _overlaps(row, takers, standbys)
+        if overlap
+    )
+
+
 def _size(ranges: Iterable[KeyRange]) -> int:
     return sum(key_range.end - key_range.start + 1 for key_range in ranges)
 
@@ -250,9 +291,11 @@ def _best_kept(
     cells: list[Cell],
     really: Mapping[int, list[KeyRange]],
     quota: int,
+    awaited: Collection[Cell],
 ) -> list[Cell]:
     """Return the cells that a member keeps, at most its quota: first those that it
-    really holds, of these those of partitions where it has the most cells.
+    really holds, of these those of partitions where it has the most cells, and of these
+    the ones that others have not prepared to take.
     """
 
     def is_held(cell: Cell) -> bool:
@@ -267,6 +310,7 @@ def _best_kept(
         key=lambda cell: (
             not is_held(cell),
             -together[cell.partition],
+            cell in awaited,
             cell.partition,
             cell.key_range,
         ),
@@ -279,6 +323,7 @@ def _fill(
     balanced: Mapping[str, list[Cell]],
     held: _Held,
     counts: list[int],
+    stale: Stale,
 ) -> dict[int, dict[str, int]]:
     """Return how many free cells of each partition each member gets."""
     wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
@@ -293,7 +338,9 @@ def _fill(
             if not room[partition]:
                 del room[partition]
 
-    for _, _, partition, member in sorted(_stores(need, free, balanced, held)):
+    for _, _, _, partition, member in sorted(
+        _stores(need, free, balanced, held, stale)
+    ):
         take(member, partition)
     for member in sorted(need, key=lambda m: (-need[m], m)):
         while need[member]:
@@ -306,9 +353,10 @@ def _stores(
     free: Mapping[int, list[Cell]],
     balanced: Mapping[str, list[Cell]],
     held: _Held,
-) -> Iterator[tuple[bool, int, int, str]]:
-    """Yield (whether it would be given up, minus the free hashes that it has,
-    partition, member) for each store of a member.
+    stale: Stale,
+) -> Iterator[tuple[bool, int, int, int, str]]:
+    """Yield (whether it would be given up, minus the free hashes that it has, how far
+    they are behind, partition, member) for each store of a member.
     """
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
@@ -317,7 +365,8 @@ def _stores(
                 overlap = sum(
                     n for n, _, _ in _overlaps(free[partition], [member], held)
                 )
-                yield partition not in stays, -overlap, partition, member
+                behind = _staleness(stale, member, partition)
+                yield partition not in stays, -overlap, behind, partition, member
 
 
 def _best_room(

@@ -26,6 +26,7 @@ none adjacent to the next.
 """
 
 NO_CLAIMS: Claims = {}
+NOTHING_KEPT: Mapping[str, Iterable[TaskId]] = {}
 
 
 def task_partition_of(task: TaskId) -> TaskPartition:
@@ -75,19 +76,26 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 def grant(
     target: Mapping[str, Iterable[TaskId]],
     claims: Claims,
+    kept: Mapping[str, Iterable[TaskId]] = NOTHING_KEPT,
 ) -> dict[str, tuple[TaskId, ...]]:
-    """Return the part of each member's target that no other member holds. A task may be
-    granted in parts.
+    """Return the tasks that each member keeps although they are to move, and the part of
+    its target that no member holds otherwise. A task may be granted in parts.
     """
-    holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
+    holders: dict[TaskPartition, list[tuple[str | None, KeyRange]]] = {}
     for member, held in claims.items():
         for task_partition, ranges in held.items():
             holders.setdefault(task_partition, []).extend(
                 (member, key_range) for key_range in ranges
             )
+    for tasks in kept.values():
+        for task in tasks:
+            # Nobody gets it as a part of its target, not even who keeps it.
+            holders.setdefault(task_partition_of(task), []).append(
+                (None, task.key_range)
+            )
     granted: dict[str, tuple[TaskId, ...]] = {}
     for member, tasks in target.items():
-        grants: list[TaskId] = []
+        grants = list(kept.get(member, ()))
         for task in tasks:
             others = [
                 key_range

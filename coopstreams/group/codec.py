@@ -39,6 +39,7 @@ from coopstreams.group.members import (
     MemberInfo,
     MemberState,
     Runs,
+    Warmth,
 )
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import KeyRange
@@ -86,11 +87,20 @@ class _Info(msgspec.Struct, omit_defaults=True):
     stands_by: tuple[int, ...] | None = None
 
 
+class _Warmth(msgspec.Struct, omit_defaults=True):
+    """A `Warmth` in the form in which it is sent."""
+
+    heavy: tuple[_Task, ...] = ()
+    ready: tuple[_Task, ...] = ()
+    lags: tuple[tuple[_Task, int], ...] = ()
+
+
 class _Subscription(_Info, omit_defaults=True, kw_only=True):
     tasks: tuple[_Task, ...] = ()
     target: tuple[_Task, ...] = ()
     nonce: int = 0
     standbys: tuple[_Task, ...] = ()
+    warmth: _Warmth | None = None
 
 
 class _Assignment(msgspec.Struct, omit_defaults=True):
@@ -144,6 +154,7 @@ def encode_subscription(
         target=_tasks(state.target),
         nonce=nonce,
         standbys=_tasks(state.standbys),
+        warmth=_warmth(state.warmth),
     )
     owned = [
         ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p)
@@ -178,6 +189,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
             _task_ids(ours.target),
             topics,
             _task_ids(ours.standbys),
+            _warmth_of(ours.warmth),
         )
     except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
@@ -286,6 +298,20 @@ def _info_of(wire: _Info) -> MemberInfo:
         wire.rack,
         wire.stands_by,
     )
+
+
+def _warmth(warmth: Warmth | None) -> _Warmth | None:
+    if warmth is None:
+        return None
+    lags = tuple((_task(task), lag) for task, lag in sorted(warmth.lags))
+    return _Warmth(_tasks(warmth.heavy), _tasks(warmth.ready), lags)
+
+
+def _warmth_of(wire: _Warmth | None) -> Warmth | None:
+    if wire is None:
+        return None
+    lags = tuple((_task_id(task), lag) for task, lag in wire.lags)
+    return Warmth(_task_ids(wire.heavy), _task_ids(wire.ready), lags)
 
 
 def _partitions(

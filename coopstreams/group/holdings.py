@@ -5,6 +5,7 @@ without I/O.
     assigned    tasks that are not in the assignment are closing, new ones are added
     drains      closing tasks wait for their calls, and others shall not wait for them
     released    a closing task is closed: no thread of this process touches it any more
+    caught up   a warm-up here is ready, and the leader does not know it
     lost        the group has removed this member: all its work is void, and a new epoch begins
 
 Invariant: every task that may still be open here is in `held`, so the leader grants it
@@ -23,7 +24,7 @@ open them beside our open transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,6 +34,7 @@ from coopstreams.group.members import (
     Cluster,
     MemberInfo,
     MemberState,
+    Warmth,
 )
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.task_id import TaskId
@@ -59,6 +61,8 @@ class Assigned:
     """Why the leader gives this member no tasks for now; empty: it gives it tasks."""
     standbys: tuple[TaskId, ...] = ()
     """The tasks of which this member is to have standbys."""
+    warming: tuple[TaskId, ...] = ()
+    """Of these, the warm-ups: their tasks move here once they are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,10 @@ class Holdings:
         rows stay in its databases.
         """
         self.process = process
+        self._warming: tuple[TaskId, ...] = ()
+        """Of the standbys, those of tasks that are to move here."""
+        self._ready: tuple[TaskId, ...] = ()
+        """The standbys that the leader knows to be ready."""
         self._draining: set[TaskId] = set()
         """The held tasks that take long to close."""
         self._freed = False
@@ -124,21 +132,28 @@ class Holdings:
         """All tasks that may be open here: assigned, or revoked and not yet released."""
         return tuple(sorted({*self.tasks, *self.closing}))
 
-    def state(self, info: MemberInfo) -> tuple[MemberState, int]:
+    def state(
+        self,
+        info: MemberInfo,
+        warmth: Callable[[tuple[TaskId, ...]], Warmth | None] = lambda _: None,
+    ) -> tuple[MemberState, int]:
         """Return the state to send to the leader, and a nonce that changes with each
-        requested rebalance.
+        requested rebalance. `warmth`: returns what is to be said of the held tasks.
 
         A member that joins with unchanged bytes only gets its old assignment again
         (measured).
         """
         self._sent = self._asked
         self._freed = False
+        warm = warmth(self.held)
+        self._ready = () if warm is None else warm.ready
         state = MemberState(
             info,
             self.held,
             self.generation,
             self._target,
             standbys=self.standbys,
+            warmth=warm,
         )
         return state, self._asked
 
@@ -183,6 +198,11 @@ class Holdings:
         self._draining &= set(self.held)
         self.generation = generation
         self.standbys = assignment.standbys
+        self._warming = tuple(
+            standby
+            for standby in assignment.standbys
+            if any(standby.conflicts(task) for task in assignment.target)
+        )
         self._target = assignment.target
         self._settled = assignment.settled
         # a predecessor's assignment: the leader knows neither our endpoint nor our
@@ -199,7 +219,21 @@ class Holdings:
             assignment.cluster,
             assignment.waits,
             assignment.standbys,
+            self._warming,
         )
+
+    def caught_up(self, ready: Iterable[TaskId]) -> None:
+        """Request a rebalance if one of these standbys is of a task that is to move here,
+        and the leader does not know that it is ready.
+        """
+        for task in ready:
+            known = any(
+                told.conflicts(task) and told.key_range.covers(task.key_range)
+                for told in self._ready
+            )
+            if not known and any(task.conflicts(other) for other in self._warming):
+                self.ask()
+                return
 
     def drains(self, tasks: Iterable[TaskId]) -> None:
         """Note that these tasks take long to close: once they are revoked, others are
@@ -239,6 +273,7 @@ class Holdings:
     def lost(self) -> Lost:
         """Drop all tasks, and begin a new epoch."""
         gone = self.held
+        self._warming = ()
         self.epoch += 1
         self.generation = NO_GENERATION
         self.tasks = ()

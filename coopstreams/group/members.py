@@ -93,6 +93,25 @@ class MemberInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmth:
+    """What a member says of the rows that it has."""
+
+    heavy: tuple[TaskId, ...] = ()
+    """Of the tasks that it holds: those with more changelog records than
+    `acceptable.recovery.lag`. They move when their next owner has caught up.
+    """
+    ready: tuple[TaskId, ...] = ()
+    """Of its standbys: those that are no further behind than that, and those that come no
+    nearer. They may be moved here.
+    """
+    lags: tuple[tuple[TaskId, int], ...] = ()
+    """How far each standby is behind: the binary digits of the number of changelog
+    records (coarse, so that a repeated request to join has the same bytes). One that
+    was not measured is missing.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class MemberState:
     """A member as the leader sees it."""
 
@@ -109,6 +128,10 @@ class MemberState:
     """Its subscribed topics; only the leader gets them."""
     standbys: tuple[TaskId, ...] = ()
     """The tasks of which it has standbys: their rows are in its databases."""
+    warmth: Warmth | None = None
+    """What it says of its rows; None: a member of an older version, which gets no
+    warm-ups.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +187,6 @@ class Assignment:
     stays, and takes over when it can.
     """
     standbys: tuple[TaskId, ...] = ()
-    """The tasks of which it is to have standbys."""
+    """The tasks of which it is to have standbys. Those of its target are warm-ups: they
+    move here when it has caught up.
+    """

@@ -55,6 +55,7 @@ from coopstreams.group.members import (
     Cluster,
     MemberInfo,
     MemberState,
+    Warmth,
 )
 from coopstreams.group.plain_offsets import settled_offsets
 from coopstreams.log.log import GroupFence
@@ -211,6 +212,13 @@ class GroupMember:
         waits for one that is released, rebalance.
         """
         if self._participant.drains(tasks):
+            self._coordinator.rejoin()
+
+    def caught_up(self, ready: Iterable[TaskId]) -> None:
+        """Have the tasks of these standbys move here, those of them that are to. If the
+        group does not know that one is ready, rebalance.
+        """
+        if self._participant.caught_up(ready):
             self._coordinator.rejoin()
 
     def rejoin(self) -> None:
@@ -380,6 +388,7 @@ class Participant:
         on_event: Callable[[GroupEvent], None],
         alive: Callable[[], bool] = lambda: True,
         *,
+        warmth: Callable[[tuple[TaskId, ...]], Warmth | None] = lambda _: None,
         sources: Mapping[int, Sequence[str]] | None = None,
         host: Host = SYSTEM,
     ) -> None:
@@ -389,13 +398,15 @@ class Participant:
         of other topics. `sources`: the source topics of each sub-topology, for tools
         that show which member reads which partition.
 
-        `info`, `assign` and `alive` run on the I/O thread, `on_event` on whichever
-        thread causes the event. They must return at once.
+        `info`, `warmth` (what to say of the held tasks), `assign` and `alive` run on the
+        I/O thread, `on_event` on whichever thread causes the event. They must return at
+        once.
         """
         self.group = group
         self.alive = alive
         self.gate = CommitGate(host)
         self._info = info
+        self._warmth = warmth
         self._assign = assign
         self._on_event = on_event
         self._lock = threading.RLock()
@@ -428,6 +439,12 @@ class Participant:
             self._holdings.drains(tasks)
             return self._holdings.wants_rebalance
 
+    def caught_up(self, ready: Iterable[TaskId]) -> bool:
+        """Note which standbys are ready; return whether the leader has to know it."""
+        with self._lock:
+            self._holdings.caught_up(ready)
+            return self._holdings.wants_rebalance
+
     def ask(self) -> None:
         """Request a rebalance, because the group's knowledge of this member is out of
         date.
@@ -452,7 +469,7 @@ class Participant:
     def subscription(self) -> bytes:
         info = self._info()
         with self._lock:
-            state, nonce = self._holdings.state(info)
+            state, nonce = self._holdings.state(info, self._warmth)
         return encode_subscription(state, nonce, self._topics, self._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -17,12 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from coopstreams.group.claims import Claims, common, merge, task_partition_of
 from coopstreams.group.members import MemberInfo, MemberState, TaskPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
+Staleness: TypeAlias = Mapping[str, Mapping[TaskPartition, int]]
+"""How far the standbys of a member and partition are behind (`Warmth.lags`), the one that
+is furthest; those that were not measured are missing.
+"""
+ALL_FRESH: Staleness = {}
 _PASSES = 50
 """The most passes of moving standbys; they settle in two or three."""
 _OF_OWNER = 1_000
@@ -67,6 +73,17 @@ def standby_claims(members: Mapping[str, MemberState]) -> Claims:
             mine.setdefault(task_partition_of(task), []).append(task.key_range)
         claims[id_] = {at: merge(ranges) for at, ranges in mine.items()}
     return claims
+
+
+def staleness(members: Mapping[str, MemberState]) -> Staleness:
+    """Return how far each member's standbys of each partition are behind."""
+    found: dict[str, dict[TaskPartition, int]] = {}
+    for id_, state in members.items():
+        mine = found.setdefault(id_, {})
+        for task, behind in () if state.warmth is None else state.warmth.lags:
+            at = task_partition_of(task)
+            mine[at] = max(behind, mine.get(at, 0))
+    return found
 
 
 def place_standbys(

@@ -24,6 +24,7 @@ from coopstreams.group.coordinator_interface import Identity, Timings
 from coopstreams.group.members import Cluster
 from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.instance.copied_state_folders import twins
+from coopstreams.instance.held_rows import HeldRows
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.presence import Presence
 from coopstreams.instance.purge import (
@@ -51,7 +52,7 @@ from coopstreams.opening.opener import Opener, Stages
 from coopstreams.opening.position_check import PositionCheck
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
-from coopstreams.opening.standbys import Standbys
+from coopstreams.opening.standbys import StandbyFigures, Standbys
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
@@ -60,7 +61,7 @@ from coopstreams.state.engines import check_store_types
 from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.committer import Committer, Places
-from coopstreams.tasks.events import Event
+from coopstreams.tasks.events import CaughtUp, Event
 from coopstreams.tasks.failure_handlers import (
     FailureHandler,
 )
@@ -283,7 +284,12 @@ class Components:
         """
         return twins(cluster, self.plan.process, self.directory.folder)
 
-    def member(self, presence: Presence, emit: Callable[[Event], None]) -> GroupMember:
+    def member(
+        self,
+        presence: Presence,
+        rows: HeldRows,
+        emit: Callable[[Event], None],
+    ) -> GroupMember:
         """Return this process as a member of the group, not yet joined."""
         config = self.plan.config
         # The previous process of the state folder is dead, since this process has its
@@ -303,9 +309,11 @@ class Components:
                 assign_active,
                 ranges=config["ranges.per.partition"],
                 replicas=config["num.standby.replicas"],
+                warmups=config["max.warmup.replicas"],
             ),
             emit,
             presence.alive,
+            warmth=rows.warmth,
             sources=self.plan.source_topics,
             host=self.host,
         )
@@ -319,6 +327,20 @@ class Components:
                 connect=config["connect.timeout.ms"],
             ),
             host=self.host,
+        )
+
+    def held_rows(
+        self,
+        standing: Callable[[], Standing],
+        standbys: Callable[[], Mapping[TaskId, StandbyFigures]],
+    ) -> HeldRows:
+        """Return what this process tells the group of the rows that it has."""
+        return HeldRows(
+            self.databases,
+            self.directory.partitions(),
+            self.plan.config["acceptable.recovery.lag"],
+            standing,
+            standbys,
         )
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
@@ -421,6 +443,8 @@ class Components:
             plan.changelog,
             self.metrics,
             self.host,
+            config["acceptable.recovery.lag"],
+            lambda: emit(CaughtUp()),
         )
         # Match the whole id: the id of another application may have the same beginning.
         form = re.compile(
@@ -483,6 +507,7 @@ class Components:
         stall_detector: StallDetector,
         topics: TopicChanges,
         member: GroupMember,
+        rows: HeldRows,
         emit: Callable[[Event], None],
     ) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet
@@ -513,6 +538,7 @@ class Components:
         windows = WindowPurge(membership, window_stores, watched.standing)
         looks = (
             (0, self.sayings.tick),
+            (0, rows.look),
             (0, partial(self._look_at_policy, emit)),
             (0, lags.look),
             (purge_s, purge.purge),

@@ -39,6 +39,7 @@ from coopstreams.status.stall_detector import StallDetector
 from coopstreams.tasks.events import (
     Aborted,
     Cancelled,
+    CaughtUp,
     Closed,
     Drains,
     Event,
@@ -89,8 +90,10 @@ class Instance:
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
         self._leftovers = Leftovers(components.databases, self._kept)
-        self._stood_by: tuple[TaskId, ...] = ()
-        """The standbys that the opener was last asked to keep."""
+        self._stood_by: tuple[tuple[TaskId, ...], ...] = ((), ())
+        """The standbys that the opener was last asked to keep, and those of them that
+        are warm-ups.
+        """
         self._tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._closing = False
@@ -128,7 +131,11 @@ class Instance:
         self._threads = StreamThreads(plan.config["num.stream.threads"], self._tell)
         announced = components.restrictions.announced
         self.presence = Presence(plan, self._threads, announced, self._host)
-        self.member = components.member(self.presence, self._tell)
+        rows = components.held_rows(
+            lambda: self.standing,
+            lambda: self.opener.standbys,
+        )
+        self.member = components.member(self.presence, rows, self._tell)
         self._threads.make(partial(components.thread, self.member, self._tell))
         self.opener = components.opener(
             self.member,
@@ -156,6 +163,7 @@ class Instance:
             stall_detector,
             self._topic_changes,
             self.member,
+            rows,
             self._tell,
         )
 
@@ -458,6 +466,8 @@ class Instance:
                 )
                 self.registry.standbys = ()
                 self._do(self.registry.lost())
+            case CaughtUp():
+                self._say_what_is_ready()
             case Matched(resolved):
                 self._read_topics(resolved)
             case PolicyChanged(announced, reopened):
@@ -490,9 +500,15 @@ class Instance:
         self.opener.follow_generation(event)
         self.registry.standbys = event.standbys
         self._do(self.registry.assigned(event.added, event.revoked))
+        self._say_what_is_ready()  # what got so since this process joined
         if not all(self.components.sources(task) for task in event.added):
             self._subscription.hurry()
         return None
+
+    def _say_what_is_ready(self) -> None:
+        """Have tasks move here whose warm-ups are ready."""
+        standbys = self.opener.standbys
+        self.member.caught_up([task for task, each in standbys.items() if each.ready])
 
     def _read_topics(self, resolved: ResolvedTopology) -> None:
         """Replace the plan by one with the topics that match the patterns now. Tasks
@@ -690,10 +706,16 @@ class Instance:
         database over from its standby.
         """
         standbys = self.registry.stands_by
-        if standbys != self._stood_by:
+        warming = tuple(
+            standby
+            for standby in standbys
+            if self._assigned is not None
+            and any(standby.conflicts(task) for task in self._assigned.warming)
+        )
+        if (standbys, warming) != self._stood_by:
             assert self._assigned is not None
-            self._stood_by = standbys
-            self.opener.stand_by(standbys, self._assigned.epoch)
+            self._stood_by = (standbys, warming)
+            self.opener.stand_by(standbys, warming, self._assigned.epoch)
 
     def _kept(self) -> set[TaskId]:
         """Return the tasks whose rows stay on this disk; those of a standby until it

@@ -21,6 +21,7 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
+from coopstreams.opening.standbys import StandbyFigures
 from coopstreams.query.backend import (
     NotOpen,
     OpenView,
@@ -314,8 +315,8 @@ class Serving:
                 for task in sorted(standing.states)
             ),
             standbys=tuple(
-                _standby(task, sum(lags.values()))
-                for task, lags in sorted(self._instance.opener.standbys.items())
+                _standby(task, figures)
+                for task, figures in sorted(self._instance.opener.standbys.items())
             ),
             details={**self._details, "version": version},
             totals=self._components.metrics.totals(),
@@ -522,12 +523,14 @@ def _why_closing(task: Task, left_s: float) -> str:
     )
 
 
-def _standby(task: TaskId, lag: int) -> StandbyStatus:
+def _standby(task: TaskId, figures: StandbyFigures) -> StandbyStatus:
     place = TaskPlace.at(task)
     return StandbyStatus(
         id=place.id,
         subtopology=place.subtopology,
         partition=place.partition,
         key_range=place.key_range,
-        lag=lag,
+        lag=figures.lag,
+        warming=figures.warming,
+        eta_s=figures.eta_s,
     )

@@ -31,7 +31,7 @@ from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.sink_openings import SinkOpenings
-from coopstreams.opening.standbys import Standbys
+from coopstreams.opening.standbys import StandbyFigures, Standbys
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
@@ -112,6 +112,7 @@ class _StandBy:
     """A request for standbys of these tasks, and no others."""
 
     tasks: tuple[TaskId, ...]
+    warming: tuple[TaskId, ...]
     epoch: int
 
 
@@ -194,16 +195,21 @@ class Opener:
         """
         self._held[held.task] = held
 
-    def stand_by(self, tasks: tuple[TaskId, ...], epoch: int) -> None:
+    def stand_by(
+        self,
+        tasks: tuple[TaskId, ...],
+        warming: tuple[TaskId, ...],
+        epoch: int,
+    ) -> None:
         """Keep standbys of these tasks, and of no others. No task here that is not
-        closed may overlap one.
+        closed may overlap one. `warming`: those whose tasks are to move here.
         """
-        self._ask(_StandBy(tasks, epoch))
+        self._ask(_StandBy(tasks, warming, epoch))
 
     @property
-    def standbys(self) -> Mapping[TaskId, Mapping[str, int]]:
-        """The standbys that may write to their databases, with the lag of each store."""
-        return self._standbys.lags
+    def standbys(self) -> Mapping[TaskId, StandbyFigures]:
+        """The standbys that may write to their databases."""
+        return self._standbys.figures
 
     def cancel(self, task: TaskId) -> None:
         """Stop opening a task. A `Cancelled` event follows if it was not open yet."""
@@ -335,7 +341,7 @@ class Opener:
                 self._barrier.follow_generation(request)
                 self._taken = None if request.waits else self._taken
             elif isinstance(request, _StandBy):
-                self._standbys.want(request.tasks)
+                self._standbys.want(request.tasks, request.warming)
                 self._standby_epoch = request.epoch
             elif isinstance(request, _TaskOpening):
                 self._openings[request.id] = request

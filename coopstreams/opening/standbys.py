@@ -4,11 +4,17 @@ of their changelogs.
 A standby is a restore that is done again and again: each round goes from the checkpoint
 of its key range to the end that the changelog has now, with what a task's restore has
 (snapshots, topic ids, log starts, ages). So a task that opens here continues from that
-checkpoint.
+checkpoint. A standby of a task that is to move here is a warm-up: the group is told when
+it is ready.
 
 Invariant: no standby has a hash of a task that is opening, open or closing here. The
 opener's thread has both: it stops a standby before the task is opened, and the control
 thread wants no standby of a task that is not closed.
+Invariant: a warm-up gets ready in the end: when it is no more than
+`acceptable.recovery.lag` behind, or after `PATIENCE` measurements without coming nearer
+(what is left is what the owner writes meanwhile, and it goes on until the task moves).
+Invariant: the rounds of a warm-up follow each other at once, until it is ready. Each has
+what was written during the one before, so they get shorter.
 Invariant: tasks come first. A round takes one request, or one fetch, at a time, and only
 while the opener has nothing to do; an error here delays the standbys alone.
 Turned down: one restore without an end (each restore already knows when a changelog was
@@ -46,6 +52,29 @@ checkpoint then says that it was true.
 """
 REST_S = 10.0
 """The pause after an error."""
+PATIENCE = 60
+"""How many measurements in a row may find a warm-up no nearer to the end than before.
+There is one in `EVERY_S`, and one after each of its rounds.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyFigures:
+    """What is published of a standby, replaced as a whole."""
+
+    lags: Mapping[str, int]
+    """The changelog records that each store is behind; empty: not measured yet."""
+    warming: bool = False
+    """Whether its task is to move here."""
+    ready: bool = False
+    """Whether its task may move here."""
+    eta_s: float | None = None
+    """The expected time until it is at the end; None: not known."""
+
+    @property
+    def lag(self) -> int | None:
+        """The records that it is behind, over all stores; None: not measured yet."""
+        return sum(self.lags.values()) if self.lags else None
 
 
 @dataclass(slots=True)
@@ -57,11 +86,27 @@ class _Standby:
     busy: bool = False
     """Whether it waits for its turn, or is being restored."""
     lags: Mapping[str, int] = field(default_factory=dict)
+    ready: bool = False
+    least: int | None = None
+    """The least lag that was measured; None: none was."""
+    no_nearer: int = 0
+    """How many measurements in a row found no lesser lag."""
+
+    def measured(self, acceptable: int, *, warming: bool, downloading: bool) -> None:
+        """Take in new lags: a warm-up that was ready once stays so."""
+        lag = sum(self.lags.values())
+        if self.least is None or lag < self.least or downloading:
+            self.least = lag
+            self.no_nearer = 0
+        else:
+            self.no_nearer += 1
+        patient = not warming or self.no_nearer < PATIENCE
+        self.ready = (warming and self.ready) or lag <= acceptable or not patient
 
 
 class Standbys:
     """The standbys of one instance. The opener's thread uses it; any thread may read
-    `lags`.
+    `figures`.
     """
 
     def __init__(
@@ -72,10 +117,17 @@ class Standbys:
         changelog: Callable[[StoreSpec], str],
         metrics: Metrics | None = None,
         host: Host = SYSTEM,
+        acceptable: int = 10_000,
+        caught_up: Callable[[], None] = lambda: None,
     ) -> None:
         """`connect` and `restores` are called when there are standbys first. The client
         has short time-outs: a broker that is away must not hold the opener up.
+
+        `acceptable`: the lag with which a warm-up is ready; `caught_up`: called when one
+        has got ready.
         """
+        self._acceptable = acceptable
+        self._caught_up = caught_up
         self._connect = connect
         self._make_restores = restores
         self._clients: tuple[Log, Restores] | None = None
@@ -84,26 +136,36 @@ class Standbys:
         self._metrics = metrics or Metrics("", "")
         self._host = host
         self._wanted: tuple[TaskId, ...] = ()
+        self._warming: frozenset[TaskId] = frozenset()
         self._standbys: dict[TaskId, _Standby] = {}
+        self._were_ready: list[TaskId] = []
+        """The standbys that have ended and were ready: a part of one is, too."""
         self._turn: deque[TaskId] = deque()
         """The standbys whose restore is to begin."""
         self._look_at = 0.0
         """The time (`Host.now`) of the next round."""
         self._said = ""
-        self.lags: Mapping[TaskId, Mapping[str, int]] = {}
-        """The standbys that may write to their databases: the offsets that each store is
-        behind. Replaced as a whole.
-        """
+        self.figures: Mapping[TaskId, StandbyFigures] = {}
+        """The standbys that may write to their databases. Replaced as a whole."""
 
     @property
     def wanted(self) -> bool:
         """Whether there are standbys to keep."""
         return bool(self._wanted)
 
-    def want(self, tasks: Iterable[TaskId]) -> None:
-        """Keep standbys of these tasks from now on, and of no others."""
+    def want(
+        self,
+        tasks: Iterable[TaskId],
+        warming: Iterable[TaskId] = (),
+    ) -> None:
+        """Keep standbys of these tasks from now on, and of no others. `warming`: those
+        whose tasks are to move here.
+        """
         self._wanted = tuple(tasks)
+        self._warming = frozenset(warming)
         for task in [task for task in self._standbys if task not in self._wanted]:
+            if self._standbys[task].ready:
+                self._were_ready.append(task)
             self._end(task)
         self._publish()
 
@@ -113,7 +175,10 @@ class Standbys:
 
     def give_way(self, task: TaskId) -> None:
         """End the standbys that have hashes of a task, which is about to be opened."""
-        self.want(standby for standby in self._wanted if not task.conflicts(standby))
+        self.want(
+            [standby for standby in self._wanted if not task.conflicts(standby)],
+            self._warming,
+        )
 
     def step(self) -> bool:
         """Do one thing for the standbys; return whether there is more to do at once.
@@ -176,6 +241,9 @@ class Standbys:
         for task in self._restores.finished():
             self._standbys[task].busy = False
             self._standbys[task].renewed_at = self._host.now()
+            if task in self._warming and not self._standbys[task].ready:
+                # What was written during this round is less than during the one before.
+                self._look_at = self._host.now()
         return bool(self._turn) or self._restores.progressed
 
     def _begin(self) -> None:
@@ -190,7 +258,12 @@ class Standbys:
                         for spec in stores
                         if has_standby(spec)
                     },
+                    ready=any(
+                        known.conflicts(task) and known.key_range.covers(task.key_range)
+                        for known in self._were_ready
+                    ),
                 )
+        self._were_ready.clear()
 
     def _look(self) -> None:
         """Measure the lags, and have those standbys restored whose changelogs were
@@ -208,6 +281,11 @@ class Standbys:
             }
             for store, lag in standby.lags.items():
                 self._metrics.standby_lag(task, store, max(0, lag))
+            standby.measured(
+                self._acceptable,
+                warming=task in self._warming,
+                downloading=bool(self._restores.downloading(task)),
+            )
             renewed = standby.renewed_at
             due = renewed is None or now - renewed > RENEWED_S
             if not standby.busy and (due or any(standby.lags.values())):
@@ -243,10 +321,31 @@ class Standbys:
         self._look_at = self._host.now() + REST_S
 
     def _publish(self) -> None:
-        self.lags = {
-            task: {store: max(0, lag) for store, lag in standby.lags.items()}
+        before = self.figures
+        self.figures = {
+            task: StandbyFigures(
+                {store: max(0, lag) for store, lag in standby.lags.items()},
+                task in self._warming,
+                standby.ready,
+                self._eta_s(task, standby),
+            )
             for task, standby in self._standbys.items()
         }
+        if any(
+            each.warming and each.ready and not (task in before and before[task].ready)
+            for task, each in self.figures.items()
+        ):
+            self._caught_up()
+
+    def _eta_s(self, task: TaskId, standby: _Standby) -> float | None:
+        """Return the expected time until a standby is at the end; None: not known."""
+        if not standby.busy or self._clients is None:
+            return None if any(standby.lags.values()) or not standby.lags else 0.0
+        stores = (*self._restores.progress(task), *self._restores.downloading(task))
+        known = [store.eta_s for store in stores]
+        if not known or None in known:
+            return None
+        return max(eta_s for eta_s in known if eta_s is not None)
 
 
 def has_standby(spec: StoreSpec) -> bool:

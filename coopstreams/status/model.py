@@ -49,11 +49,24 @@ class StandbyStatus(TaskPlace, frozen=True, kw_only=True):
     """A standby: the rows of a task that another instance owns."""
 
     lag: Annotated[
-        int,
+        int | None,
         Meta(
-            description="Changelog records that it is behind, over all stores; those of other key ranges included."
+            description="Changelog records that it is behind, over all stores; those of other key ranges included. Null: "
+            "not measured yet."
         ),
     ]
+    warming: Annotated[
+        bool,
+        Meta(
+            description="Whether it is a warm-up: its task moves to this instance once it has caught up."
+        ),
+    ] = False
+    eta_s: Annotated[
+        float | None,
+        Meta(
+            description="The expected time until it has caught up, in seconds; null: not known."
+        ),
+    ] = None
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):

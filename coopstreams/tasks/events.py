@@ -59,6 +59,11 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The event that a task that is to move here may do so: its warm-up is ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The event that the opener has dropped a task that was revoked before it was open."""
 
@@ -166,6 +171,7 @@ Event: TypeAlias = (
     | Drains
     | Aborted
     | Cancelled
+    | CaughtUp
     | Failed
     | ThreadAdded
     | ThreadRemoved

@@ -30,7 +30,13 @@ changelogs have ten times as many.
 class Group:
     """Processes of one application that counts keys, with standbys."""
 
-    def __init__(self, kafka: Kafka, folder: Path, partitions: int) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        folder: Path,
+        partitions: int,
+        **settings: str,
+    ) -> None:
         self._kafka = kafka
         self.application = kafka.unique("standing")
         self._source = kafka.topic("in", partitions)
@@ -52,6 +58,7 @@ class Group:
                 "session.timeout.ms": "6000",
                 # The whole changelog stays readable record by record.
                 "statestore.cache.max.bytes": "0",
+                **settings,
             },
         )
         self._producer = Producer({**kafka.settings, "partitioner": "murmur2_random"})
@@ -138,7 +145,7 @@ class Group:
         return (
             all(one.get("ready") for one in told)
             and len(standbys) == count
-            and all(each["lag"] <= lag for each in standbys)
+            and all(each["lag"] is not None and each["lag"] <= lag for each in standbys)
         )
 
 
@@ -242,4 +249,46 @@ def test_of_ranges_that_are_cut_anew_a_standby_keeps_what_it_has(
             counts == list(range(1, len(counts) + 1)) for counts in updates.values()
         )
     finally:
+        workers.clean_up()
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+def test_a_task_moves_to_a_process_that_has_come_when_that_has_its_rows(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    group = Group(
+        kafka,
+        tmp_path,
+        partitions=2,
+        **{"num.standby.replicas": "0", "acceptable.recovery.lag": "200"},
+    )
+    workers = group.workers
+    try:
+        workers.start(0)
+        eventually(lambda: group.standing_by(0), 90, workers.logs)
+        group.write(10)
+        group.await_counts()
+        group.begin_load()
+        workers.start(1)
+        eventually(
+            lambda: (
+                group.standing_by(0)
+                and all(len(group.status(number)["tasks"]) == 1 for number in (0, 1))
+            ),
+            90,
+            workers.logs,
+        )
+        read = group.restored(1)
+        group.end_load()
+        group.await_counts()
+        assert group.changelog_records() > 2 * len(KEYS)
+        assert read < len(KEYS) / 2, workers.logs()  # of half of the changelog
+        updates = updates_of(kafka.bootstrap, group.sink)
+        assert updates == {
+            key: list(range(1, count + 1)) for key, count in group.written.items()
+        }
+        assert set(workers.stop().values()) == {0}, workers.logs()
+    finally:
+        group.end_load()
         workers.clean_up()

@@ -8,6 +8,7 @@ import tracemalloc
 import zlib
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,11 @@ from kafka.protocol.consumer.metadata import (
 
 from coopstreams.group.codec import (
     MOST_BYTES,
+    VERSION,
+    _Info,
+    _pack,
+    _Task,
+    _unpack,
     decode_assignment,
     decode_subscription,
     encode_assignments,
@@ -30,6 +36,7 @@ from coopstreams.group.members import (
     MemberInfo,
     MemberState,
     Runs,
+    Warmth,
 )
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import MAX_HASH, KeyRange
@@ -69,6 +76,15 @@ states = st.builds(
     st.integers(-1, 1 << 31 - 1),
     sorted_tasks,
     standbys=sorted_tasks,
+    warmth=st.none()
+    | st.builds(
+        Warmth,
+        sorted_tasks,
+        sorted_tasks,
+        st.dictionaries(tasks, st.integers(0, 63), max_size=3).map(
+            lambda lags: tuple(sorted(lags.items()))
+        ),
+    ),
 )
 clusters = st.builds(
     Cluster,
@@ -98,6 +114,12 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(
         state.generation,
         state.target,
         standbys=state.standbys[::-1],
+        warmth=state.warmth
+        and Warmth(
+            state.warmth.heavy[::-1],
+            state.warmth.ready[::-1],
+            state.warmth.lags[::-1],
+        ),
     )
     once = encode_subscription(state, nonce, ["b", "a"], SOURCES)
     assert once == encode_subscription(twin, nonce, ["a", "b", "a"], SOURCES)
@@ -127,6 +149,33 @@ def test_an_assignment_says_what_was_put_in(
     assert {
         m: decode_assignment(data, "leader") for m, data in encoded.items()
     } == assignments
+
+
+def test_a_member_of_an_older_version_says_nothing_of_its_rows_and_ignores_what_others_say() -> (
+    None
+):
+    class Older(_Info, omit_defaults=True, kw_only=True):
+        """A subscription in the form of before."""
+
+        tasks: tuple[_Task, ...] = ()
+        target: tuple[_Task, ...] = ()
+        nonce: int = 0
+        standbys: tuple[_Task, ...] = ()
+
+    held = (TaskId(0, 1, KeyRange.of_groups(0, 99)),)
+    state = MemberState(
+        MemberInfo("p", stands_by=(0,)),
+        held,
+        5,
+        warmth=Warmth(held, held, ((held[0], 9),)),
+    )
+    sent = ConsumerProtocolSubscription.decode(
+        encode_subscription(state, 7, ["t"], SOURCES)
+    )
+    read, _ = _unpack(sent.user_data, msgspec.json.Decoder(Older), "m", (VERSION,))
+    assert (read.tasks, read.stands_by) == (((0, 1, 0, 99),), (0,))
+    sent.user_data = _pack(read)
+    assert decode_subscription(bytes(sent.encode()), "m") == replace(state, warmth=None)
 
 
 def test_kafkas_tools_see_topics_partitions_and_generation() -> None:

@@ -18,7 +18,13 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.restores import Restores
-from coopstreams.opening.standbys import EVERY_S, RENEWED_S, REST_S, Standbys
+from coopstreams.opening.standbys import (
+    EVERY_S,
+    PATIENCE,
+    RENEWED_S,
+    REST_S,
+    Standbys,
+)
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases, StateDirectory
@@ -33,6 +39,8 @@ LOW, HIGH = (TaskId(0, 0, part) for part in KeyRange.split(2))
 TASK = TaskId(0, 0, WHOLE)
 CHANGELOG = TopicPartition("counts-log", 0)
 KEYS = [b"key-%d" % number for number in range(30)]
+ACCEPTABLE = 20
+"""The lag with which a warm-up is ready."""
 SPEC = StoreSpec("counts", "key_value", text, int64)
 
 
@@ -70,7 +78,11 @@ class Setting:
             lambda spec: f"{spec.name}-log",
             self.metrics,
             self.host,
+            ACCEPTABLE,
+            lambda: self.caught_up.append(self.written),
         )
+        self.caught_up: list[int] = []
+        """How many rows were written whenever a warm-up had got ready."""
         self.written = 0
 
     def restores(self) -> Restores:
@@ -135,7 +147,9 @@ def rows(database: Database, key_range: KeyRange) -> dict[bytes, bytes]:
 
 
 def lags(setting: Setting) -> Sequence[int]:
-    return [lag for each in setting.standbys.lags.values() for lag in each.values()]
+    return [
+        lag for each in setting.standbys.figures.values() for lag in each.lags.values()
+    ]
 
 
 def test_a_task_reads_only_what_its_standby_has_not(setting: Setting) -> None:
@@ -146,7 +160,7 @@ def test_a_task_reads_only_what_its_standby_has_not(setting: Setting) -> None:
     database, read = setting.open(TASK)
     assert read == 7
     assert rows(database, WHOLE) == setting.expected(WHOLE)
-    assert not setting.standbys.lags
+    assert not setting.standbys.figures
     setting.databases.leave(TASK)
 
 
@@ -251,6 +265,102 @@ def test_the_lag_is_shown_and_goes_with_the_standby(setting: Setting) -> None:
     assert lags(setting) == [0]
     setting.standbys.want([])
     assert b"standby_lag_records{" not in setting.metrics.text()
+
+
+def look(setting: Setting) -> None:
+    """Let the standbys measure, and do nothing else."""
+    setting.host.at += EVERY_S
+    setting.standbys._look()
+    setting.standbys._publish()
+
+
+def test_a_warm_up_is_ready_once_it_has_caught_up_and_says_so_once(
+    setting: Setting,
+) -> None:
+    setting.write(1000)
+    setting.standbys.want([TASK], [TASK])
+    setting.host.at += EVERY_S
+    setting.standbys.step()
+    figures = setting.standbys.figures[TASK]
+    assert (figures.lag, figures.warming, figures.ready) == (1000, True, False)
+    assert not setting.caught_up
+    setting.follow(2)
+    assert setting.standbys.figures[TASK].ready
+    assert setting.standbys.figures[TASK].eta_s == 0
+    assert setting.caught_up == [1000]
+    setting.write(1000)
+    look(setting)
+    assert setting.standbys.figures[TASK].ready, "it moves: its owner gives it up"
+    assert setting.caught_up == [1000]
+
+
+def test_a_standby_is_ready_while_it_is_near_the_end(setting: Setting) -> None:
+    """If it becomes a warm-up then, that is said."""
+    setting.write(ACCEPTABLE)
+    setting.standbys.want([TASK])
+    setting.follow()
+    assert setting.standbys.figures[TASK].ready
+    setting.write(ACCEPTABLE + 1)
+    look(setting)
+    assert not setting.standbys.figures[TASK].ready
+    assert not setting.caught_up
+    setting.standbys.want([TASK], [TASK])
+    assert not setting.caught_up
+    setting.follow(2)
+    assert setting.caught_up == [2 * ACCEPTABLE + 1]
+
+
+def test_a_part_of_a_warm_up_that_is_ready_is_ready(setting: Setting) -> None:
+    """The rest of it has moved here."""
+    setting.write(100)
+    setting.standbys.want([TASK], [TASK])
+    setting.follow(2)
+    setting.write(100)
+    setting.standbys.want([HIGH], [HIGH])
+    look(setting)
+    setting.standbys.step()
+    assert setting.standbys.figures[HIGH].ready
+
+
+def test_the_rounds_of_a_warm_up_follow_each_other_until_it_is_ready(
+    setting: Setting,
+) -> None:
+    """Its owner writes more in a second than is acceptable."""
+    setting.write(1000)
+    setting.standbys.want([TASK], [TASK])
+    setting.host.at += EVERY_S
+    setting.standbys.step()
+    setting.write(500)  # the first round ends without them
+    while not setting.caught_up and (setting.standbys.step() or setting.standbys.busy):
+        pass
+    assert setting.caught_up == [1500], "in the same second"
+
+
+def test_a_warm_up_that_comes_no_nearer_is_ready_in_the_end(setting: Setting) -> None:
+    """Its owner writes as fast as this process reads."""
+    setting.write(100)
+    setting.standbys.want([TASK], [TASK])
+    setting.standbys._begin()
+    for _ in range(PATIENCE):
+        look(setting)
+        setting.write(1)
+    assert not setting.standbys.figures[TASK].ready
+    look(setting)
+    assert setting.standbys.figures[TASK].ready
+    assert setting.caught_up == [100 + PATIENCE]
+
+
+def test_while_a_warm_up_comes_nearer_it_is_waited_for(setting: Setting) -> None:
+    setting.standbys.want([TASK], [TASK])
+    setting.standbys._begin()
+    (standby,) = setting.standbys._standbys.values()
+    for lag in range(3 * PATIENCE + ACCEPTABLE, ACCEPTABLE, -1):
+        standby.lags = {"counts": lag}
+        standby.measured(ACCEPTABLE, warming=True, downloading=False)
+        assert not standby.ready
+    for _ in range(2 * PATIENCE):
+        standby.measured(ACCEPTABLE, warming=True, downloading=True)
+    assert not standby.ready, "a snapshot is on its way"
 
 
 _Step = tuple[str, Any]

@@ -84,6 +84,10 @@ class Group:
     """Whether the group's coordinator answers."""
     wrong: list[str] = field(default_factory=list)
     """Violations by members."""
+    decided: Callable[[Mapping[str, bytes], Mapping[str, bytes]], None] = (
+        lambda subscriptions, assignments: None
+    )
+    """Called with all subscriptions and the assignments that the leader has made."""
     phase: Phase = Phase.EMPTY
     generation: int = 0
     members: dict[str, _Member] = field(default_factory=dict)
@@ -258,6 +262,8 @@ class Group:
         if self.phase is Phase.COMPLETING and member == self.leader:
             for id_, each in self.members.items():
                 each.assignment = given.get(id_, b"")
+            told = {id_: each.subscription for id_, each in self.members.items()}
+            self.decided(told, given)
             self.phase = Phase.STABLE
             self._keep()
             self.scheduler.wake(self._waiting)

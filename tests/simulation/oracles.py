@@ -25,6 +25,7 @@ from tests.simulation import disk
 
 ORACLES = {
     "members": "no member ends the transaction of another one that is in the group",
+    "moves": "what has many rows is taken from an owner that stays only for who has caught up",
     "calls": "of a key, a record is asked about when every earlier one has had an answer",
     "results": "a result is one that a single task tells, and in its place",
     "births": "no record is born before the least of all time marks in front of it",

@@ -732,6 +732,12 @@ PLANTED: dict[str, Planted] = {
     "a standby of the end": Planted(
         standbys.checkpoint_of_the_end, 0, "a count", oracle="results"
     ),
+    "a move before its warm-up": Planted(
+        standbys.early_moves, 0, "a count", oracle="moves"
+    ),
+    "a move that waits for the dead": Planted(
+        standbys.moves_of_the_dead, 0, "a count", oracle="progress"
+    ),
     "any range of the partition": Planted(_any_range, 2, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(
         _fragile, 4, "a count", oracle="errors"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from coopstreams.common.config import Config
+from coopstreams.group import assignor
+from coopstreams.group.warmups import Warmups, staying, warm_up
 from coopstreams.log.log import Log
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.standbys import Standbys
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.layout import groups_of
+from coopstreams.topology.task_id import TaskId
 from tests.simulation.world import World
 
 _config = World.config
@@ -34,6 +38,49 @@ def _standbys_always() -> Iterator[None]:
         patch.object(World, "events_that_happen", events),
         patch.object(World, "config", _with_standbys),
     ):
+        yield
+
+
+def _with_warmups(self: World, number: int) -> Config:
+    config = _config(self, number)
+    return Config(
+        {**config.values, "acceptable.recovery.lag": 0},
+        config.client,
+    )
+
+
+@contextmanager
+def _warmups_always() -> Iterator[None]:
+    """In every history what has rows moves by a warm-up; processes come and go often."""
+    events = ("produce", "produce", "start", "start", "kill", "rest", "rest")
+    with (
+        patch.object(World, "events_that_happen", events),
+        patch.object(World, "config", _with_warmups),
+    ):
+        yield
+
+
+@contextmanager
+def early_moves() -> Iterator[None]:
+    """A task moves before its warm-up has caught up."""
+
+    def no_waits(*given: Any) -> Warmups:
+        return replace(warm_up(*given), waiting=frozenset())
+
+    with _warmups_always(), patch.object(assignor, "warm_up", no_waits):
+        yield
+
+
+@contextmanager
+def moves_of_the_dead() -> Iterator[None]:
+    """A move is held although the owner has died."""
+    kept: dict[str, list[TaskId]] = {}
+
+    def remembered(members: Any, *given: Any) -> dict[str, list[TaskId]]:
+        kept.update(staying(members, *given))
+        return dict(kept)
+
+    with _warmups_always(), patch.object(assignor, "staying", remembered):
         yield
 
 

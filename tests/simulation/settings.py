@@ -135,6 +135,11 @@ SETTINGS = (
         "whether tasks continue from rows that were restored before they came",
     ),
     Setting(
+        "acceptable.recovery.lag",
+        lambda program: (10_000, 0, 20) if program.stores else (),
+        "whether tasks wait until their next owner has caught up, while everything goes on",
+    ),
+    Setting(
         NEIGHBOUR,
         lambda _: (NO_OTHER, COMMITS, OPEN),
         "what is between the commits of the group, and in front of the barrier",

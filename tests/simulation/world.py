@@ -38,6 +38,7 @@ from tests.simulation.born import TimedTopics
 from tests.simulation.cluster import MachineClient, MachineLog
 from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
+from tests.simulation.moves import Moves
 from tests.simulation.neighbour import Neighbour
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.process import Process
@@ -182,6 +183,8 @@ class World(Stage[Process]):
             self.say,
             self.changelogs,
         )
+        self.moves = Moves()
+        self.group.decided = self.moves.decided
         self.timed = TimedTopics(self.cluster.state, self.topologies[False])
         self.queries: Queries | None = None
         self.shelf: Shelf | None = None
@@ -491,6 +494,7 @@ class World(Stage[Process]):
     def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:
         self.looks += 1
         yield "members", self.group.wrong
+        yield "moves", self.moves.wrong
         if self.neighbour is not None:
             yield "members", self.neighbour.wrong
         yield "calls", service.wrong

@@ -1,0 +1,93 @@
+"""What a process tells the group of the rows that it has: which of its tasks move only
+when their next owner has caught up, and how far its standbys are behind.
+
+Invariant: a task of which this is not known counts as one with many rows if its database
+was on the disk at the start: an owner that has started again is still restoring, and its
+tasks must not move to a process without their rows meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from coopstreams.group.members import TaskPartition, Warmth
+from coopstreams.instance.task_registry import Standing, State
+from coopstreams.opening.standbys import StandbyFigures, has_standby
+from coopstreams.state.directory import Databases
+from coopstreams.state.layout import groups_of
+from coopstreams.topology.errors import StateError
+from coopstreams.topology.task_id import TaskId
+
+
+class HeldRows:
+    """What is known of the rows of one process. The watcher calls `look`; any thread may
+    call `warmth`, which returns at once.
+    """
+
+    def __init__(
+        self,
+        databases: Databases,
+        found: Iterable[tuple[int, int]],
+        acceptable: int,
+        standing: Callable[[], Standing],
+        standbys: Callable[[], Mapping[TaskId, StandbyFigures]],
+    ) -> None:
+        """`found`: the sub-topologies and partitions with a database on the disk at the
+        start; `acceptable`: the most changelog records that a task restores on the way.
+        """
+        self._databases = databases
+        self._found = frozenset(TaskPartition(*at) for at in found)
+        self._acceptable = acceptable
+        self._standing = standing
+        self._standbys = standbys
+        self._heavy: Mapping[TaskId, bool] = {}
+        """Of each task here that has run: whether it has many rows. Replaced as a whole."""
+
+    def look(self) -> None:
+        """Measure the tasks that run. Reads wait for a database that is being written."""
+        before = self._heavy
+        standing = self._standing()
+        now = {}
+        for task, state in standing.states.items():
+            heavy = before.get(task)
+            if state is State.RUNNING and task in standing.tasks:
+                heavy = self._is_heavy(task, heavy)
+            if heavy is not None:
+                now[task] = heavy
+        self._heavy = now
+
+    def warmth(self, held: Iterable[TaskId]) -> Warmth:
+        """Return what the leader gets to know. `held`: the tasks of this process."""
+        known = self._heavy
+        standbys = self._standbys()
+        return Warmth(
+            tuple(
+                task
+                for task in held
+                if known.get(
+                    task, TaskPartition(task.subtopology, task.partition) in self._found
+                )
+            ),
+            tuple(task for task, each in sorted(standbys.items()) if each.ready),
+            tuple(
+                (task, each.lag.bit_length())
+                for task, each in sorted(standbys.items())
+                if each.lag is not None
+            ),
+        )
+
+    def _is_heavy(self, task: TaskId, before: bool | None) -> bool | None:
+        try:
+            database = self._databases.enter(task)
+        except StateError:  # it was closed meanwhile, and cannot be opened again
+            return before
+        try:
+            groups = groups_of(task.key_range)
+            reached = sum(
+                database.checkpoints(spec.name).offset(groups) or 0
+                for spec in self._databases.subtopology(task).stores
+                if has_standby(spec)
+            )
+        finally:
+            self._databases.leave(task)
+        return reached > self._acceptable
