@@ -18,7 +18,7 @@ Source: KIP-441 (warm-ups), which looks every 10 minutes whether one has caught 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,25 +63,27 @@ def warm_up(
     others begin while fewer than `limit` are not ready.
     """
     moves = list(_moves(target, members, claims, replicated)) if limit else []
-    waiting = frozenset(move.partition for move in moves if move.waits)
-    under_way = {move.partition for move in moves if move.begun and move.waits}
-    left = limit - sum(move.begun and move.waits for move in moves)
     found: dict[str, list[TaskId]] = {}
-    # What has begun first: a partition moves when all its moves are ready.
-    for move in sorted(
-        moves,
-        key=lambda move: (not move.begun, move.partition not in under_way, move),
-    ):
-        begins = not move.begun and move.waits and left > 0
-        left -= begins
-        if move.begun or begins:
-            found.setdefault(move.to, []).extend(
-                TaskId(*move.partition, key_range) for key_range in move.ranges
-            )
+    for move in _prepared(moves, limit):
+        found.setdefault(move.to, []).extend(
+            TaskId(*move.partition, key_range) for key_range in move.ranges
+        )
     return Warmups(
-        waiting,
+        frozenset(move.partition for move in moves if move.waits),
         {member: tuple(sorted(tasks)) for member, tasks in found.items()},
     )
+
+
+def _prepared(moves: Sequence[_Move], limit: int) -> Iterator[_Move]:
+    """Yield the moves that have a warm-up, or get one now."""
+    begun = [move for move in moves if move.begun]
+    yield from begun
+    left = limit - sum(move.waits for move in begun)
+    # A partition moves when all its moves are ready.
+    under_way = {move.partition for move in begun if move.waits}
+    others = [move for move in moves if move.waits and not move.begun]
+    others.sort(key=lambda move: (move.partition not in under_way, move))
+    yield from others[: max(0, left)]
 
 
 def staying(
@@ -124,40 +126,47 @@ def _moves(
         for partition, ranges in mine.items()
         for key_range in ranges
     )
-    heavy = _by_partition(
+    heavy = _heavy(members, claims)
+    for member, tasks in target.items():
+        state = members[member]
+        if state.warmth is None or state.info.leaving:
+            continue
+        wanted = _by_partition(
+            (member, task_partition_of(task), task.key_range)
+            for task in tasks
+            if task.subtopology in replicated
+        )
+        for partition, mine in wanted.items():
+            others = _of_others(held, partition, member)
+            lacks = _common(others, [key_range for _, key_range in mine])
+            if lacks:
+                large = _common(_of_others(heavy, partition, member), lacks)
+                ready = _of(state.warmth.ready, partition)
+                begun = _common(_of(state.standbys, partition), lacks)
+                yield _Move(
+                    partition,
+                    member,
+                    tuple(lacks),
+                    waits=any(key_range.minus(ready) for key_range in large),
+                    begun=bool(begun),
+                )
+
+
+_Owned = Mapping[TaskPartition, Collection[tuple[str, KeyRange]]]
+
+
+def _heavy(members: Mapping[str, MemberState], claims: Claims) -> _Owned:
+    """Return the claims to many rows of members that stay."""
+    return _by_partition(
         (member, task_partition_of(task), key_range)
         for member, state in members.items()
         if state.warmth is not None and not state.info.leaving
         for task in state.warmth.heavy
         for key_range in _common(
-            claims[member].get(task_partition_of(task), ()), [task.key_range]
+            claims[member].get(task_partition_of(task), ()),
+            [task.key_range],
         )
     )
-    for member, tasks in target.items():
-        state = members[member]
-        if state.warmth is None or state.info.leaving:
-            continue
-        wanted: dict[TaskPartition, list[KeyRange]] = {}
-        for task in tasks:
-            if task.subtopology in replicated:
-                wanted.setdefault(task_partition_of(task), []).append(task.key_range)
-        for partition, mine in wanted.items():
-            lacks = _common(_of_others(held, partition, member), mine)
-            if not lacks:
-                continue
-            large = _common(_of_others(heavy, partition, member), lacks)
-            ready = _of(state.warmth.ready, partition)
-            begun = _common(_of(state.standbys, partition), lacks)
-            yield _Move(
-                partition,
-                member,
-                tuple(lacks),
-                waits=any(key_range.minus(ready) for key_range in large),
-                begun=bool(begun),
-            )
-
-
-_Owned = Mapping[TaskPartition, Collection[tuple[str, KeyRange]]]
 
 
 def _by_partition(owned: Iterable[tuple[str, TaskPartition, KeyRange]]) -> _Owned:
