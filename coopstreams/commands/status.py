@@ -28,6 +28,7 @@ from coopstreams.commands.terminal.figures import (
     number,
     plain_console,
     reasons_of,
+    snapshot_lines,
     standing_times,
     written,
 )
@@ -161,6 +162,7 @@ def done_lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"dropped: {left_out}{_letters(tasks)}")
     lines += _calls_lines(tasks)
     lines += standing_times(tasks)
+    lines += snapshot_lines(instances)
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append(
             "lag ≤: of a shared partition; what waits may be of other key ranges"

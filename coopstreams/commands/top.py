@@ -28,6 +28,7 @@ from coopstreams.commands.terminal.figures import (
     new_table,
     plain_console,
     reasons_of,
+    snapshot_lines,
     standing_times,
 )
 from coopstreams.commands.terminal.processes import figures_of
@@ -117,6 +118,7 @@ def picture(
         bars,
         *_hot(tasks),
         *map(Text, standing_times(tasks)),
+        *map(Text, snapshot_lines(instances)),
         *_reasons(instances, letters),
     )
 

@@ -341,6 +341,16 @@ class Metrics:
             "Generation of the group that the last assignment belongs to.",
             registry=self.registry,
         )
+        self._snapshot_created = Gauge(
+            "coopstreams_snapshot_created_timestamp_seconds",
+            "When the published snapshot was created, in seconds since the epoch; 0: this process has seen none.",
+            registry=self.registry,
+        )
+        self._snapshot_bytes = Gauge(
+            "coopstreams_snapshot_bytes",
+            "Bytes of all files of the published snapshot.",
+            registry=self.registry,
+        )
         self._commit_seconds = self._histogram(
             "commit_latency_seconds",
             "From the flush of a commit until the state is written.",
@@ -501,6 +511,11 @@ class Metrics:
     ) -> None:
         """Set how many changelog records a standby of a task is behind."""
         self._standby_lag.of(task, store).set(records)
+
+    def snapshot(self, created_ms: int, size: int) -> None:
+        """Set when the published snapshot was created, and its bytes."""
+        self._snapshot_created.set(created_ms / 1000)
+        self._snapshot_bytes.set(size)
 
     def standby_ended(self, task: TaskId) -> None:
         """Remove the gauges of a standby."""

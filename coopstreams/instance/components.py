@@ -571,6 +571,7 @@ class Components:
             self._store_topics,
             standing,
             self.databases,
+            self.metrics,
             self.host,
         )
 

@@ -33,7 +33,7 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
-from coopstreams.status.model import InstanceStatus, StandbyStatus
+from coopstreams.status.model import InstanceStatus, SnapshotStatus, StandbyStatus
 from coopstreams.status.reasons import Health, Seen, health
 from coopstreams.status.time_status import time_status
 from coopstreams.tasks.lifecycle import ENDING
@@ -318,10 +318,24 @@ class Serving:
                 _standby(task, figures)
                 for task, figures in sorted(self._instance.opener.standbys.items())
             ),
+            snapshot=self._snapshot(),
             details={**self._details, "version": version},
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,
             shares=self._instance.share.status(),
+        )
+
+    def _snapshot(self) -> SnapshotStatus | None:
+        taker = self._instance.snapshots
+        seen = None if taker is None else taker.figures
+        if seen is None:
+            return None
+        age_ms = self._components.host.wall_ms() - seen.created_ms
+        return SnapshotStatus(
+            seen.run,
+            seen.created_ms,
+            round(age_ms / 1000, 1),
+            seen.bytes,
         )
 
     def _state(self, standing: Standing) -> str:

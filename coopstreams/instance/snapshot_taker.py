@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.state import snapshot
 from coopstreams.state.checkpoints import NO_TOPIC
@@ -108,6 +109,7 @@ class SnapshotTaker:
         topics: Callable[[], StoreTopics],
         standing: Callable[[], Standing],
         databases: Databases,
+        metrics: Metrics | None = None,
         host: Host = SYSTEM,
     ) -> None:
         """Make the thread, which `start` starts.
@@ -121,6 +123,7 @@ class SnapshotTaker:
         self._topics = topics
         self._standing = standing
         self._databases = databases
+        self._metrics = metrics or Metrics("", "")
         self._host = host
         self._storage = Storage(url)
         self._rounds = Rounds(interval_s)
@@ -205,6 +208,8 @@ class SnapshotTaker:
         except DamagedManifestError as error:
             log.warning("%s. The next snapshot takes nothing of it over.", error)
         self.figures = _figures(self._manifest)
+        if self.figures is not None:
+            self._metrics.snapshot(self.figures.created_ms, self.figures.bytes)
 
     def _write_parts(self, at: Round) -> None:
         """Write a part for each task that runs here and has none in this round."""

@@ -69,6 +69,15 @@ class StandbyStatus(TaskPlace, frozen=True, kw_only=True):
     ] = None
 
 
+class SnapshotStatus(msgspec.Struct, frozen=True):
+    """The published snapshot of the application's state, as an instance saw it last."""
+
+    run: str
+    created: Annotated[int, Meta(description="When, in milliseconds since the epoch.")]
+    age_s: float
+    bytes: int
+
+
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One instance.
 
@@ -86,6 +95,10 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]
     tasks: tuple[TaskStatus, ...]
     standbys: tuple[StandbyStatus, ...] = ()
+    snapshot: Annotated[
+        SnapshotStatus | None,
+        Meta(description="Null: there is none, or `snapshots.interval.ms` is not set."),
+    ] = None
     details: Mapping[str, str | int | float] = {}
     totals: Totals = Totals()
     failures: Annotated[

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams import CoopStreams
+from coopstreams.query.client import QueryClient
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest
 from tests.broker.counting import Counting, await_running, await_table, metric
@@ -72,6 +73,9 @@ def test_an_empty_host_begins_with_what_the_running_processes_have_published(
         ]
         faults = [problem for _, problem in snapshot.verify(url, made) if problem]
         assert faults == []
+        with QueryClient(str(first.url)) as client:
+            told = client.status()["instances"]
+        assert [bool(each["snapshot"]) for each in told] == [True, True]
         written += counting.write(KEYS[:200])
         await_table(first, written)
         await_snapshot(counting, url, len(KEYS), behind=made.run)

@@ -9,9 +9,13 @@ import pytest
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
-from coopstreams.commands.terminal.figures import plain_console, standing_times
+from coopstreams.commands.terminal.figures import (
+    plain_console,
+    snapshot_lines,
+    standing_times,
+)
 from coopstreams.sharing.share_group import ShareStatus
-from coopstreams.status.model import InstanceStatus
+from coopstreams.status.model import InstanceStatus, SnapshotStatus
 from coopstreams.status.reasons import Reason
 from coopstreams.tasks.task_figures import (
     AwaitedTime,
@@ -220,6 +224,19 @@ def test_time_that_stands_has_a_line_for_all_tasks_that_wait_for_the_same() -> N
         "time of 1_* stands for 12 s: 0_2, key groups 0..127, of no instance has told none"
     ]
     assert standing_times(instance_status(waiting(1, 1.0, "b"))["tasks"]) == []
+
+
+def test_the_newest_snapshot_that_an_instance_has_seen_has_a_line() -> None:
+    seen = [
+        SnapshotStatus("run-1", 1_000, 150.0, 5_000_000),
+        SnapshotStatus("run-2", 90_000, 61.0, 12_345_678),
+        None,
+    ]
+    instances = [instance_status(snapshot=each) for each in seen]
+    assert snapshot_lines([*instances, {"id": "of an earlier release"}]) == [
+        "snapshot run-2: 61 s old, 12.3 MB"
+    ]
+    assert snapshot_lines(instances[2:]) == []
 
 
 def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> (

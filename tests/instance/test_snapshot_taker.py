@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coopstreams.common.metrics import Metrics
 from coopstreams.instance.snapshot_taker import SnapshotTaker, StoreTopics
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.state import snapshot
@@ -46,6 +47,7 @@ class Process:
         self.database: Database | None = None
         self.standing = Standing()
         self.own(*tasks)
+        self.metrics = Metrics("app", "process")
         specs = {spec.name: spec for spec in part.stores}
         self.taker = SnapshotTaker(
             url,
@@ -55,6 +57,7 @@ class Process:
             lambda: StoreTopics(specs, {"counts": CHANGELOG}),
             lambda: self.standing,
             self.databases,
+            self.metrics,
         )
 
     def own(self, *tasks: TaskId) -> None:
@@ -147,6 +150,9 @@ def test_each_owner_writes_its_slices_and_one_publishes_them_together(
     assert rows(url, made, tmp_path).keys() == {b"%d" % n for n in range(500)}
     assert first.taker.figures is not None
     assert first.taker.figures.run == made.run
+    size = sum(file.bytes for file in made.files())
+    assert first.taker.figures.bytes == size
+    assert b"coopstreams_snapshot_bytes %.1f" % size in first.metrics.text()
 
 
 def test_the_next_snapshot_writes_only_what_has_changed_and_names_the_rest_again(

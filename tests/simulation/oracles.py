@@ -71,10 +71,9 @@ class Part(NamedTuple):
 
     def everything(self) -> Iterator[StoredRow]:
         """Yield all rows of the store, expired windows included."""
-        listed = layout.expiry_family(self.spec.name)
-        for family, rows in self.database.rows(self.spec.name, ALL_GROUPS):
-            for key, data in rows if family != listed else ():
-                yield StoredRow(key[1:], *layout.unpack(data))
+        groups = ALL_GROUPS.numbers
+        for key, data in self.database.scan(self.spec.name, groups, None, None):
+            yield StoredRow(key, *layout.unpack(data))
 
 
 class Changelogs:

@@ -136,6 +136,20 @@ def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def snapshot_lines(instances: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line about the newest snapshot that an instance has seen; none if there
+    is none.
+    """
+    # an instance of an earlier release has no `snapshot`
+    seen = [found for each in instances if (found := each.get("snapshot"))]
+    if not seen:
+        return []
+    newest = max(seen, key=lambda each: each["created"])
+    return [
+        f"snapshot {newest['run']}: {duration(int(newest['age_s'] * 1000))} old, {newest['bytes'] / 1e6:,.1f} MB"
+    ]
+
+
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
     """Return the longest time by which tasks' stream times are behind the wall clock,
     as text; negative: all are ahead.

@@ -63,7 +63,14 @@ function summaryOf(status, partitions) {
     `${plural(tasks.length, "task")} on ${plural(partitions.length, "partition")}`,
     rate(sum(tasks.map(({ task }) => task.rate))),
     lag ? `lag ${bound ? "≤" : ""}${short(lag)}` : "no lag",
+    ...snapshotOf(status),
   ].join(" · ");
+}
+
+// The age of the newest snapshot that an instance has seen.
+function snapshotOf(status) {
+  const seen = status.instances.map(({ snapshot }) => snapshot).filter(Boolean);
+  return seen.length ? [`snapshot ${duration(1000 * Math.min(...seen.map(({ age_s }) => age_s)))} old`] : [];
 }
 
 // What is not as it should be: restores with how long they take, and reasons for no progress.
