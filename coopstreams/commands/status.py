@@ -29,6 +29,7 @@ from coopstreams.commands.terminal.figures import (
     plain_console,
     reasons_of,
     snapshot_lines,
+    standbys_line,
     standing_times,
     written,
 )
@@ -163,6 +164,9 @@ def done_lines(report: dict[str, Any]) -> list[str]:
     lines += _calls_lines(tasks)
     lines += standing_times(tasks)
     lines += snapshot_lines(instances)
+    lines += [
+        f"{each['id']}: {line}" for each in instances if (line := standbys_line(each))
+    ]
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append(
             "lag ≤: of a shared partition; what waits may be of other key ranges"

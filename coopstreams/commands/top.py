@@ -29,6 +29,7 @@ from coopstreams.commands.terminal.figures import (
     plain_console,
     reasons_of,
     snapshot_lines,
+    standbys_line,
     standing_times,
 )
 from coopstreams.commands.terminal.processes import figures_of
@@ -119,6 +120,7 @@ def picture(
         *_hot(tasks),
         *map(Text, standing_times(tasks)),
         *map(Text, snapshot_lines(instances)),
+        *_standbys(instances, letters),
         *_reasons(instances, letters),
     )
 
@@ -172,6 +174,19 @@ def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
         for rate, group, share, task in sorted(groups)[::-1]
     ]
     return ["", Text("hot key groups: " + "; ".join(told[:MOST_HOT]))] if told else []
+
+
+def _standbys(
+    instances: list[dict[str, Any]],
+    letters: Letters,
+) -> list[RenderableType]:
+    """Return a line for each instance with standbys."""
+    said = [
+        letters.of(instance["id"]).append(f" {line}", "default")
+        for instance in instances
+        if (line := standbys_line(instance))
+    ]
+    return ["", *said] if said else []
 
 
 def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:

@@ -310,6 +310,11 @@ class Metrics:
             "task",
             "store",
         )
+        self._standbys = self._gauge(
+            "standbys",
+            "Standbys on this instance, by kind: those of tasks that move here once it has caught up are warm-ups.",
+            "kind",
+        )
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._reasons = self._gauge(
             "health_reasons",
@@ -516,6 +521,11 @@ class Metrics:
         """Set when the published snapshot was created, and its bytes."""
         self._snapshot_created.set(created_ms / 1000)
         self._snapshot_bytes.set(size)
+
+    def standbys(self, quiet: int, warming: int) -> None:
+        """Set how many standbys there are, and how many warm-ups."""
+        self._standbys.of("standby").set(quiet)
+        self._standbys.of("warm-up").set(warming)
 
     def standby_ended(self, task: TaskId) -> None:
         """Remove the gauges of a standby."""

@@ -21,7 +21,6 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
-from coopstreams.opening.standbys import StandbyFigures
 from coopstreams.query.backend import (
     NotOpen,
     OpenView,
@@ -41,7 +40,6 @@ from coopstreams.tasks.task import Task
 from coopstreams.tasks.task_figures import (
     DownloadStatus,
     RestoreStatus,
-    TaskPlace,
     TaskStatus,
     TimeStatus,
 )
@@ -315,8 +313,13 @@ class Serving:
                 for task in sorted(standing.states)
             ),
             standbys=tuple(
-                _standby(task, figures)
-                for task, figures in sorted(self._instance.opener.standbys.items())
+                StandbyStatus.of(
+                    task,
+                    each.lag,
+                    warming=each.warming,
+                    eta_s=each.eta_s,
+                )
+                for task, each in sorted(self._instance.opener.standbys.items())
             ),
             snapshot=self._snapshot(),
             details={**self._details, "version": version},
@@ -534,17 +537,4 @@ def _why_closing(task: Task, left_s: float) -> str:
     return (
         f"{task} is being given up, and waits for its calls: {under_way} are under way; in {max(0.0, left_s):.0f} s "
         "at the longest (max.revoke.delay.ms) the next owner makes them again"
-    )
-
-
-def _standby(task: TaskId, figures: StandbyFigures) -> StandbyStatus:
-    place = TaskPlace.at(task)
-    return StandbyStatus(
-        id=place.id,
-        subtopology=place.subtopology,
-        partition=place.partition,
-        key_range=place.key_range,
-        lag=figures.lag,
-        warming=figures.warming,
-        eta_s=figures.eta_s,
     )

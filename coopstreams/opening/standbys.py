@@ -322,6 +322,8 @@ class Standbys:
 
     def _publish(self) -> None:
         before = self.figures
+        warming = len(self._warming & self._standbys.keys())
+        self._metrics.standbys(len(self._standbys) - warming, warming)
         self.figures = {
             task: StandbyFigures(
                 {store: max(0, lag) for store, lag in standby.lags.items()},
@@ -341,11 +343,10 @@ class Standbys:
         """Return the expected time until a standby is at the end; None: not known."""
         if not standby.busy or self._clients is None:
             return None if any(standby.lags.values()) or not standby.lags else 0.0
-        stores = (*self._restores.progress(task), *self._restores.downloading(task))
-        known = [store.eta_s for store in stores]
-        if not known or None in known:
-            return None
-        return max(eta_s for eta_s in known if eta_s is not None)
+        to_go = [store.eta_s for store in self._restores.progress(task)]
+        to_go += [store.eta_s for store in self._restores.downloading(task)]
+        known = [eta_s for eta_s in to_go if eta_s is not None]
+        return max(known) if known and len(known) == len(to_go) else None
 
 
 def has_standby(spec: StoreSpec) -> bool:

@@ -28,6 +28,7 @@ from coopstreams.sharing.share_group import ShareStatus
 from coopstreams.status.reasons import Reason
 from coopstreams.tasks.tally import FailureStatus
 from coopstreams.tasks.task_figures import TaskPlace, TaskStatus
+from coopstreams.topology.task_id import TaskId
 
 Kind: TypeAlias = Literal["key_value", "versioned", "window", "session", "global"]
 """The kind of a store, which decides which requests it answers."""
@@ -67,6 +68,27 @@ class StandbyStatus(TaskPlace, frozen=True, kw_only=True):
             description="The expected time until it has caught up, in seconds; null: not known."
         ),
     ] = None
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskId,
+        lag: int | None,
+        *,
+        warming: bool = False,
+        eta_s: float | None = None,
+    ) -> StandbyStatus:
+        """Return the status of a standby of a task."""
+        place = TaskPlace.at(task)
+        return StandbyStatus(
+            id=place.id,
+            subtopology=place.subtopology,
+            partition=place.partition,
+            key_range=place.key_range,
+            lag=lag,
+            warming=warming,
+            eta_s=eta_s,
+        )
 
 
 class SnapshotStatus(msgspec.Struct, frozen=True):

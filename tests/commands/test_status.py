@@ -9,13 +9,15 @@ import pytest
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
+from coopstreams.commands.terminal.bars import Letters
 from coopstreams.commands.terminal.figures import (
     plain_console,
     snapshot_lines,
     standing_times,
 )
+from coopstreams.commands.top import picture
 from coopstreams.sharing.share_group import ShareStatus
-from coopstreams.status.model import InstanceStatus, SnapshotStatus
+from coopstreams.status.model import InstanceStatus, SnapshotStatus, StandbyStatus
 from coopstreams.status.reasons import Reason
 from coopstreams.tasks.task_figures import (
     AwaitedTime,
@@ -261,3 +263,36 @@ def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_al
         ("c", "restoring: 0_2 waits"),
         ("all instances", "not-shared: it is not allowed"),
     ]
+
+
+def test_standbys_are_counted_and_a_warm_up_says_how_long_it_takes() -> None:
+    def standby(partition: int, **said: Any) -> StandbyStatus:
+        return StandbyStatus.of(TaskId(0, partition, WHOLE), **said)
+
+    instances = [
+        instance_status(
+            standbys=(
+                standby(0, lag=0),
+                standby(1, lag=1200),
+                standby(2, lag=None),
+                standby(3, lag=48_000, warming=True, eta_s=12.4),
+                standby(4, lag=None, warming=True),
+            )
+        ),
+        instance_status(id_="b"),
+    ]
+    report = {"application": "app", "generation": 1, "instances": instances}
+    assert done_lines(report)[-1] == (
+        "a: 3 standbys, the furthest 1,200 records behind; "
+        "0_3[0..255] is warmed up to move here, 48,000 records behind, 12 s to go; "
+        "0_4[0..255] is warmed up to move here"
+    )
+    shown = said_by_top(report)
+    assert any(line.startswith("A 3 standbys, the furthest") for line in shown)
+
+
+def said_by_top(report: dict[str, Any]) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(picture(report, Letters()))
+    return shown.get().splitlines()

@@ -39,7 +39,7 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.state.window_table import VersionTable
-from coopstreams.status.model import InstanceStatus
+from coopstreams.status.model import InstanceStatus, StandbyStatus
 from coopstreams.status.reasons import Health, HealthCode, Reason
 from coopstreams.tasks.tally import FailureStatus
 from coopstreams.tasks.task_figures import (
@@ -272,6 +272,7 @@ class Node:
         self.misplaced: dict[str, tuple[str, ...]] = {}
         """Of some stores, the topics with records in other partitions."""
         self.failures: tuple[FailureStatus, ...] = ()
+        self.standbys: tuple[StandbyStatus, ...] = ()
         self.hot: tuple[tuple[int, float], ...] = ()
         """The hot key groups of each of its tasks."""
         self.time: TimeStatus | None = None
@@ -417,6 +418,7 @@ class Node:
             details={"threads": 2},
             totals=self.metrics.totals(),
             failures=self.failures,
+            standbys=self.standbys,
         )
 
     def _database(self, partition: int) -> Database:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.status.model import InstanceStatus
+from coopstreams.status.model import InstanceStatus, StandbyStatus
 from coopstreams.tasks.tally import FailureStatus
 from coopstreams.tasks.task_figures import AwaitedTime, TimeStatus
 from coopstreams.topology.keys import WHOLE, KeyRange
@@ -152,6 +152,22 @@ def test_an_instance_that_does_not_answer_and_a_restore_are_shown_as_such(
             page.run("document.querySelector('#connection a').href")
             == cluster["b"].url + "/"
         )
+
+
+def test_standbys_are_counted_and_what_is_warmed_up_has_its_time_to_go(
+    page: Page,
+) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        one, other = cluster.placed["a"]
+        cluster["b"].standbys = (
+            StandbyStatus.of(one, lag=1_200),
+            StandbyStatus.of(other, lag=48_000, warming=True, eta_s=12.0),
+        )
+        page.open(cluster["a"].url + "/")
+        page.shows("document.querySelectorAll('.range').length === 4")
+        assert "1, lag 1,200" in page.text("#instances")
+        assert "48,000 records behind, 12 s to go" in page.text("#trouble")
 
 
 def test_instances_that_are_started_again_at_their_addresses_keep_their_letters(

@@ -150,6 +150,27 @@ def snapshot_lines(instances: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def standbys_line(instance: Mapping[str, Any]) -> str:
+    """Return the standbys of an instance in words, and what is to move there; empty: it
+    has none.
+    """
+    # An instance of an earlier release has no `standbys`, or no `warming` of one.
+    standbys = instance.get("standbys", ())
+    moving = [one for one in standbys if one.get("warming")]
+    quiet = [one for one in standbys if not one.get("warming")]
+    said = []
+    if quiet:
+        lags = [one["lag"] for one in quiet if one["lag"] is not None]
+        most = f", the furthest {max(lags):,} records behind" if lags else ""
+        said.append(f"{len(quiet)} standby{'s' * (len(quiet) != 1)}{most}")
+    for one in moving:
+        lag = "" if one["lag"] is None else f", {one['lag']:,} records behind"
+        eta_s = one["eta_s"]
+        to_go = "" if eta_s is None else f", {eta_s:.0f} s to go"
+        said.append(f"{one['id']} is warmed up to move here{lag}{to_go}")
+    return "; ".join(said)
+
+
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
     """Return the longest time by which tasks' stream times are behind the wall clock,
     as text; negative: all are ahead.

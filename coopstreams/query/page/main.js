@@ -79,6 +79,7 @@ function troubles(status) {
     ...(task.restore ?? []).map((one) => restore(instance.id, task, one, one.restored, one.restored + one.remaining, "records")),
     ...(task.download ?? []).map((one) => restore(instance.id, task, one, one.fetched_bytes, one.total_bytes, "bytes")),
   ]));
+  restoring.push(...status.instances.flatMap((instance) => (instance.standbys ?? []).filter((one) => one.warming).map((one) => warmUp(instance.id, one))));
   const reasons = new Map();
   for (const { id, live, reasons: own } of status.instances)
     for (const { code, message } of own)
@@ -95,6 +96,17 @@ function restore(owner, task, one, done, all, unit) {
     ` ${whole(done)} of ${whole(all)} ${unit}, ${rate(one.rate)}${left}`);
 }
 
+function warmUp(owner, one) {
+  const left = one.eta_s === null ? "" : `, ${duration(1000 * one.eta_s)} to go`;
+  return h("li", { class: "restore" }, h("b", {}, "warming up"), ` ${one.id} to move to ${nameOf(owner)}: ${whole(one.lag)} records behind${left}`);
+}
+
+// How many standbys an instance has, and how far the furthest is behind.
+function standbysOf(instance) {
+  const own = (instance.standbys ?? []).filter((one) => !one.warming);
+  return own.length ? `${whole(own.length)}, lag ${short(Math.max(...own.map((one) => one.lag ?? 0)))}` : "–";
+}
+
 function instancesOf(status) {
   const rows = status.instances.map((instance) => {
     const name = names.of(instance.id);
@@ -106,6 +118,7 @@ function instancesOf(status) {
       h("span", { class: answers(instance) ? (instance.live ? "" : "bad") : "bad" },
         answers(instance) ? [instance.state, ...new Set(instance.reasons.map(({ code }) => code))].join(", ") : "does not answer"),
       whole(own.length),
+      standbysOf(instance),
       answers(instance) ? rate(sum(own.map((task) => task.rate))) : "–",
       instance.totals ? whole(instance.totals.commits) : "–",
       instance.totals?.commits ? duration((1000 * instance.totals.commit_seconds) / instance.totals.commits) : "–",
@@ -113,7 +126,7 @@ function instancesOf(status) {
     ];
   });
   if (!rows.length) return h("p", { class: "empty" }, "No instance is in the group yet.");
-  return table("Instances of the application", ["instance", "state", "#tasks", "#records", "#commits", "#mean commit", "#up"], rows);
+  return table("Instances of the application", ["instance", "state", "#tasks", "#standbys", "#records", "#commits", "#mean commit", "#up"], rows);
 }
 
 // Key groups that have much of their task's records. A range of one key group cannot be cut further.
