@@ -6,6 +6,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
+RELEASE := $(VENV)/.coopstreams-release
 NATIVE := $(VENV)/.coopstreams-native
 ARGS  ?=
 # Tests wait as often as they work, so there are four processes (six are no faster on two cores): one has the tests that need Spark,
@@ -19,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coopstreams)/cargo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow test-oldest test-newest demo pictures demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow test-oldest test-newest release demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +77,9 @@ $(LIGHT): pyproject.toml
 $(SITE): pyproject.toml
 	@$(call install,site,what builds the documentation site (the first time this downloads about 140 MB))
 
+$(RELEASE): pyproject.toml
+	@$(call install,release,what builds a release (the first time this downloads about 150 MB))
+
 check: setup ## format, lint, types, import rules, a simulated group of each program
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -124,6 +128,10 @@ test-newest: setup ## the quick tests with the newest versions of other packages
 	$(BIN)/uv pip install --quiet --python $(VENV)-newest/bin/python --system-certs --upgrade --override <(echo 'kafka-python>=3.0.12.dev0') --editable '.[test]'
 	$(VENV)-newest/bin/python -m pytest --noconftest tests/group/test_kafka_python.py
 	$(subst $(VENV)/,$(VENV)-newest/,$(PYTEST)) -m "not slow and not ci" $(ARGS)
+
+release: $(RELEASE) ## build dist/ from the last commit: wheels, sdists, bills of materials, checksums; and try the wheels with each Python that is here
+	$(BIN)/python .ci/release.py build
+	$(BIN)/python .ci/release.py try
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m examples.demo.scenes $(ARGS)

@@ -58,6 +58,7 @@ def status(
     console.print(status_table(report))
     for line in done_lines(report):
         console.print(line, highlight=False, soft_wrap=True)
+    console.print(planes_line(report["instances"]), highlight=False, soft_wrap=True)
     for who, said in trouble(report["instances"]):
         console.print(
             Text(who, "yellow").append(f": {said}", "default"),
@@ -81,6 +82,19 @@ def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
     for owners, code, message in reasons_of(instances):
         everybody = len(owners) == len(instances) > 1
         yield "all instances" if everybody else ", ".join(owners), f"{code}: {message}"
+
+
+def planes_line(instances: Iterable[Mapping[str, Any]]) -> str:
+    """Return which data plane the instances run; if not all run the same, how many run
+    each.
+    """
+    planes = Counter(instance.get("data_plane") or "unknown" for instance in instances)
+    if len(planes) == 1:
+        return f"data plane: {visible_lines(*planes)}"
+    counted = ", ".join(
+        f"{visible_lines(plane)} ({count})" for plane, count in planes.most_common()
+    )
+    return f"data planes: {counted}"
 
 
 def status_table(report: dict[str, Any]) -> Table:

@@ -1,5 +1,7 @@
 """`coopstreams dev`: a real one-node Kafka on this machine, from the command line."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,22 @@ _Data = Annotated[
         "folder (COOPSTREAMS_CACHE, else ~/.cache/coopstreams)."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The folder of the broker that a command is about, and the options that name the
+    folder.
+    """
+
+    folder: Path
+    option: str
+
+    @classmethod
+    def usual(cls) -> Chosen:
+        """Return the broker of a command without options."""
+        return cls(_folder(None, False), "")
+
 
 app = typer.Typer(
     help=f"""A real one-node Apache Kafka {KAFKA} on this machine, for development.
@@ -63,30 +81,47 @@ def start(
     folder = _folder(data, secure)
     option = _option(data, secure)
     if context.invoked_subcommand is not None:
-        context.obj = _Chosen(folder, option)
+        context.obj = Chosen(folder, option)
         return
     console = Console()
-    usual = USUAL_SECURE_PORT if secure else USUAL_PORT
     with _told(console):
-        if port is None and recorded(folder) is None and port_is_free(usual):
-            port = usual
-        broker = KafkaBroker(folder, port=port, console=console, secure=secure)
-        new = broker.start()
-    console.print(
-        f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]",
-        highlight=False,
-    )
-    console.print(
-        f"  data and log in {folder}\n  stop it with: coopstreams dev{option} stop",
-        highlight=False,
-        soft_wrap=True,
-    )
+        broker = started(Chosen(folder, option), console, port=port, secure=secure)
     if broker.secured is not None:
         console.print(
             f"  settings of the super user: --config {broker.secured.folder / 'admin.toml'}",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def started(
+    chosen: Chosen,
+    console: Console,
+    *,
+    port: int | None = None,
+    secure: bool = False,
+) -> KafkaBroker:
+    """Return a broker that runs, and print where; one that already runs is used as it
+    is.
+
+    Raises:
+        DevError: it cannot be started; has the cure.
+    """
+    usual = USUAL_SECURE_PORT if secure else USUAL_PORT
+    if port is None and recorded(chosen.folder) is None and port_is_free(usual):
+        port = usual
+    broker = KafkaBroker(chosen.folder, port=port, console=console, secure=secure)
+    new = broker.start()
+    console.print(
+        f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]",
+        highlight=False,
+    )
+    console.print(
+        f"  data and log in {chosen.folder}\n  stop it with: coopstreams dev{chosen.option} stop",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return broker
 
 
 @app.command()
@@ -157,23 +192,13 @@ def _told(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The folder of the broker that a command is about, and the options that name the
-    folder.
-    """
-
-    folder: Path
-    option: str
-
-
-def _chosen(context: typer.Context, data: Path | None) -> _Chosen:
+def _chosen(context: typer.Context, data: Path | None) -> Chosen:
     """Return the folder of a sub-command: by its own option, else by that of the main
     command.
     """
     if data is not None:
-        return _Chosen(_folder(data, False), _option(data, False))
-    found: _Chosen = context.obj
+        return Chosen(_folder(data, False), _option(data, False))
+    found: Chosen = context.obj
     return found
 
 

@@ -19,6 +19,7 @@ from msgspec import structs
 from coopstreams.group.active_version import short
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import Standing, State
+from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
@@ -323,6 +324,7 @@ class Serving:
             ),
             snapshot=self._snapshot(),
             details={**self._details, "version": version},
+            data_plane=data_plane(),
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,
             shares=self._instance.share.status(),

@@ -122,6 +122,12 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Null: there is none, or `snapshots.interval.ms` is not set."),
     ] = None
     details: Mapping[str, str | int | float] = {}
+    data_plane: Annotated[
+        str,
+        Meta(
+            description="`native`, or `pure Python` with the reason. Empty: it is of a release that does not say."
+        ),
+    ] = ""
     totals: Totals = Totals()
     failures: Annotated[
         tuple[FailureStatus, ...],

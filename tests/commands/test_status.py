@@ -8,7 +8,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from coopstreams.commands.status import done_lines, status_table, trouble
+from coopstreams.commands.status import (
+    done_lines,
+    planes_line,
+    status_table,
+    trouble,
+)
 from coopstreams.commands.terminal.bars import Letters
 from coopstreams.commands.terminal.figures import (
     plain_console,
@@ -296,3 +301,15 @@ def said_by_top(report: dict[str, Any]) -> list[str]:
     with console.capture() as shown:
         console.print(picture(report, Letters()))
     return shown.get().splitlines()
+
+
+def test_the_data_plane_is_told_once_for_all_or_counted() -> None:
+    native = instance_status(data_plane="native")
+    python = instance_status(
+        data_plane="pure Python: coopstreams-native is not installed"
+    )
+    assert planes_line([native, native]) == "data plane: native"
+    assert planes_line([python, native, native]) == (
+        "data planes: native (2), pure Python: coopstreams-native is not installed (1)"
+    )
+    assert planes_line([instance_status()]) == "data plane: unknown"

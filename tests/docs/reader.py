@@ -25,19 +25,20 @@ AGAIN_S = 0.3
 
 
 class Reader:
-    """Types commands in a folder. `commands` and `addresses` replace a page's commands,
-    and parts of any text, for this machine.
+    """Types commands in a folder. `addresses` replaces parts of any text for this
+    machine; `environment` is for all commands. `cd` holds for all terminals.
     """
 
     def __init__(
-        self, folder: Path, commands: dict[str, str], addresses: dict[str, str]
+        self, folder: Path, addresses: dict[str, str], environment: dict[str, str]
     ) -> None:
         self._folder = folder
-        self._commands = commands
+        self._here = folder
         self._addresses = addresses
         self._environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "80",
+            **environment,
         }
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -46,14 +47,16 @@ class Reader:
         Python block.
         """
         if block.file is not None:
-            (self._folder / block.file).write_text(self._here(block.text))
+            (self._here / block.file).write_text(self._put(block.text))
         terminal = next(
             (word for word in block.words if word.startswith("terminal-")), None
         )
         for command, shown in block.commands if block.language == "console" else ():
-            wanted = [self._here(line) for line in shown if line.strip("… ")]
-            typed = self._commands.get(command) or self._here(command)
-            if terminal is not None:
+            wanted = [self._put(line) for line in shown if line.strip("… ")]
+            typed = self._put(command)
+            if typed.startswith("cd "):
+                self._here /= typed.removeprefix("cd ")
+            elif terminal is not None:
                 self._begin(f"{block}", terminal, typed, wanted)
             else:
                 self._run(f"{block}", typed, wanted)
@@ -67,7 +70,7 @@ class Reader:
         """Return the output of a terminal since its last command."""
         return (self._folder / f"{terminal}.log").read_text(errors="replace")
 
-    def _here(self, text: str) -> str:
+    def _put(self, text: str) -> str:
         for said, right in self._addresses.items():
             text = text.replace(said, right)
         return text
@@ -78,7 +81,7 @@ class Reader:
         def prints() -> str:
             done = subprocess.run(
                 ["bash", "-c", command],
-                cwd=self._folder,
+                cwd=self._here,
                 env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -105,7 +108,7 @@ class Reader:
         with (self._folder / f"{terminal}.log").open("wb") as log:
             self._terminals[terminal] = subprocess.Popen(
                 ["bash", "-c", f"exec {command}"],
-                cwd=self._folder,
+                cwd=self._here,
                 env=self._environment,
                 stdout=log,
                 stderr=log,

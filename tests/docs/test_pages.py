@@ -43,7 +43,18 @@ COMMANDS = [
     for command, _ in block.commands
 ]
 
-_WORDS = {"cd", "kill", "source", "pip", "git", "mkdir", "tar"}
+_WORDS = {
+    "cd",
+    "echo",
+    "kill",
+    "source",
+    "pip",
+    "git",
+    "mkdir",
+    "sha256sum",
+    "tar",
+    "twine",
+}
 """Commands that are checked by name only."""
 
 
@@ -110,6 +121,16 @@ def test_the_python_of_a_page_runs_on_kafka(
 )
 def test_a_command_can_be_typed(block: Block, command: str) -> None:
     words = shlex.split(re.sub(r"\$\([^)]*\)", "0", command))
+    while "|" in words:
+        end = words.index("|")
+        can_be_typed(block, words[:end])
+        words = words[end + 1 :]
+    can_be_typed(block, words)
+
+
+def can_be_typed(block: Block, words: list[str]) -> None:
+    """Check one program with its arguments."""
+    command = shlex.join(words)
     program, *arguments = itertools.dropwhile(
         re.compile(r"[A-Z_]+=").match,
         itertools.takewhile(lambda word: word != ">", words),

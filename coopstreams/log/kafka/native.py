@@ -48,7 +48,7 @@ has the same number.
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
 _NOT_HANDED = "data plane: pure Python for this client: librdkafka has not handed it to the extension"
-_CURE = "`make setup` builds it where cargo is, as `pip install ./native` does"
+_CURE = "`pip install coopstreams` brings it where there is a wheel of it; in a checkout `make setup` builds it where cargo is"
 
 
 class Appender(Protocol):
