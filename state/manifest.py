@@ -43,8 +43,10 @@ SLICE_GROUPS = 8
 """The most key groups in a slice: 32 slices for each partition."""
 
 
-Kind: TypeAlias = Literal["backfill", "rebuild", "running"]
-"""What made a snapshot: a backfill, `coopstreams rebuild`, or the running application."""
+Kind: TypeAlias = Literal["backfill", "rebuild", "running", "savepoint"]
+"""What made a snapshot: a backfill, `coopstreams rebuild`, the running application, or
+the running application at the word of `coopstreams savepoint`.
+"""
 
 
 class DamagedManifestError(SnapshotError):
@@ -132,12 +134,30 @@ class StoreSlices:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """How far the hashes start..end (inclusive) of a source partition were done when
+    the slices of a savepoint were taken.
+
+    The other fields are those of a segment of an individual commit.
+    """
+
+    start: int
+    end: int
+    position: int
+    stream_time: int
+    runs: tuple[tuple[int, int], ...] = ()
+    operator_times: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of a snapshot of an application: its stores, their slices and files.
 
     Shape: `cut` has, by source topic and partition, the first offset that is not in the
     state; it is empty for a rebuild, which follows changelogs. `stream_times` has the
-    stream time (ms) at that offset. `created` is ISO 8601, UTC.
+    stream time (ms) at that offset. `created` is ISO 8601, UTC. Of a savepoint,
+    `positions` has the progress of each source partition at the slices, by topic, and
+    `source_ids` the ids of these topics; of other snapshots they are empty.
     """
 
     application: str
@@ -147,6 +167,10 @@ class Manifest:
     stores: Mapping[str, StoreSlices]
     cut: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     stream_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[int, tuple[SourcePosition, ...]]] = field(
+        default_factory=dict
+    )
+    source_ids: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the manifest as a file: see `sealed`."""

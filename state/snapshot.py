@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
-from coopstreams.state.database import Database
+from coopstreams.state.database import Database, FamilyRows
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import (
     DamagedManifestError,
@@ -51,6 +51,10 @@ PUBLISHED = "published"
 """The folder of an application with its publications: the run is the content of each."""
 LEASES = "leases"
 """The folder of an application with its leases."""
+SAVEPOINTS = "savepoints"
+"""The folder of an application with the names of its savepoints: the run is the content
+of each.
+"""
 PARTS = "parts"
 """The folder of a run with what its writers have written."""
 MANIFEST = "manifest.json"
@@ -58,13 +62,13 @@ MANIFEST = "manifest.json"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OURS = re.compile(
     r"[^/]+/(.+\.sst|parts/[^/]+\.json|manifest\.json)"
-    r"|(.+/)?\.(manifest\.json|ROUND|[0-9]{10}|[0-9_-]+\.json|[0-9a-f]{32})-[0-9a-f]{32}"
+    r"|(.+/)?\.(manifest\.json|ROUND|SAVEPOINT|[0-9]{10}|[0-9_-]+\.json|[0-9a-f]{32})-[0-9a-f]{32}"
 )
 """The files of an application that `sweep` may delete; those with a dot in front were
 left by a crash.
 """
 _NUMBER = re.compile(r"[0-9]{10}")
-_NO_RUNS = frozenset({PUBLISHED, LEASES})
+_NO_RUNS = frozenset({PUBLISHED, LEASES, SAVEPOINTS})
 """The folders of an application that are no runs."""
 
 LEASE_MS = 60 * 60 * 1000
@@ -161,21 +165,43 @@ class SnapshotWriter:
         are added to it. `pace`: what the rows are passed through.
         """
         written = Written() if written is None else written
+        return [
+            each
+            for piece in pieces(layout.groups_of(key_range))
+            for each in self.write_rows(
+                spec,
+                partition,
+                database.as_of_now(spec.name, piece, written),
+                written,
+                pace,
+            )
+        ]
+
+    def write_rows(
+        self,
+        spec: StoreSpec,
+        partition: int,
+        found: Iterable[tuple[Checkpoint, list[FamilyRows]]],
+        written: Written,
+        pace: Pace = at_full_speed,
+    ) -> list[Slice]:
+        """Write rows that `Database.as_of_now` has returned; return their slices. See
+        `export`.
+        """
         slices: list[Slice] = []
-        for piece in pieces(layout.groups_of(key_range)):
-            for at, families in database.as_of_now(spec.name, piece, written):
-                files: list[File | None] = []
-                for family, version, rows in families:
-                    if rows is not None:
-                        written[family, version, at.groups] = self._write(
-                            spec.name,
-                            partition,
-                            at,
-                            family,
-                            pace(rows),
-                        )
-                    files.append(written[family, version, at.groups])
-                slices.append(_slice(partition, at, files))
+        for at, families in found:
+            files: list[File | None] = []
+            for family, version, rows in families:
+                if rows is not None:
+                    written[family, version, at.groups] = self._write(
+                        spec.name,
+                        partition,
+                        at,
+                        family,
+                        pace(rows),
+                    )
+                files.append(written[family, version, at.groups])
+            slices.append(_slice(partition, at, files))
         return slices
 
     def write(
@@ -290,6 +316,77 @@ def _numbers(storage: Storage, folder: str) -> list[int]:
     """Return the numbers of an application's publications, ascending."""
     names = (name.rpartition("/")[2] for name in storage.names(folder))
     return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+
+def savepoints(url: str, application: str) -> dict[str, str]:
+    """Return the names of an application's savepoints, with the run of each."""
+    storage = Storage(url)
+    folder = f"{_checked(application)}/{SAVEPOINTS}"
+    return {
+        name.rpartition("/")[2]: found.decode(errors="replace").strip()
+        for name in storage.names(folder)
+        if _RUN.fullmatch(name.rpartition("/")[2])
+        and (found := storage.read(name)) is not None
+    }
+
+
+def name_savepoint(url: str, manifest: Manifest, name: str) -> None:
+    """Write the manifest of a savepoint, and name it.
+
+    Raises:
+        SnapshotError: the name is not legal, or there is a savepoint of this name.
+    """
+    if not _RUN.fullmatch(name):
+        raise SnapshotError(
+            f'"{name}" is no name for a savepoint: letters, digits, and . _ - behind the first'
+        )
+    store_manifest(url, manifest)
+    at = f"{manifest.application}/{SAVEPOINTS}/{name}"
+    if not Storage(url).create(at, manifest.run.encode() + b"\n"):
+        raise SnapshotError(
+            f'there is a savepoint "{name}" of {manifest.application} already; `coopstreams snapshots forget` forgets it'
+        )
+
+
+def forget_savepoint(
+    url: str,
+    application: str,
+    name: str,
+) -> None:
+    """Remove the name of a savepoint; the next sweep deletes its files.
+
+    Raises:
+        SnapshotError: there is no savepoint of this name.
+    """
+    if name not in savepoints(url, application):
+        raise SnapshotError(f'there is no savepoint "{name}" of {application} at {url}')
+    Storage(url).delete(f"{application}/{SAVEPOINTS}/{name}")
+
+
+def load_savepoint(url: str, name: str) -> Manifest:
+    """Return the manifest of a savepoint. `name`: its name, or `APPLICATION/NAME` where
+    several applications have one of this name.
+
+    Raises:
+        SnapshotError: there is none, there are several, or it cannot be read.
+    """
+    application, slash, name_only = name.rpartition("/")
+    wanted = [application] if slash else applications(url)
+    found = {
+        each: run
+        for each in wanted
+        if (run := savepoints(url, each).get(name_only)) is not None
+    }
+    if len(found) != 1:
+        known = [f"{each}/{one}" for each in wanted for one in savepoints(url, each)]
+        raise SnapshotError(
+            f'{"several applications have" if found else "there is no"} savepoint "{name}" at {url}; there are: '
+            f"{', '.join(known) or 'none'}"
+        )
+    ((of, run),) = found.items()
+    manifest = load(url, of, run)
+    assert manifest is not None  # a run was named
+    return manifest
 
 
 class Lease:
@@ -470,7 +567,7 @@ def sweep(
     """Delete the files of old and incomplete runs; return their names.
 
     Kept are the files that a manifest of the published run, of the newest `keep`
-    complete runs or of a leased run names, whatever run they are of. A run without a
+    complete runs, of a savepoint or of a leased run names, whatever run they are of. A run without a
     manifest may still be at work: its files stay if it is leased, or newer than the
     published run. A damaged manifest is not kept, even if it is the published one; a
     warning names it. Files that are not of snapshots stay.
@@ -479,6 +576,7 @@ def sweep(
     """
     storage = Storage(url)
     leased, over = _leases(storage, application, now_ms())
+    leased |= set(savepoints(url, application).values())
     kept, working = _kept_and_working(storage, url, application, keep, leased)
     numbers = _numbers(storage, f"{application}/{PUBLISHED}")
     mentioned = {file.name for manifest in kept for file in manifest.files()}

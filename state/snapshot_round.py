@@ -2,6 +2,7 @@
 
     <application>/ROUND                     the round that the publisher has begun last: its run, and what it follows
     <application>/<run>/parts/<task>.json   what the owner of a task has written for the run: a `Part`
+    <application>/SAVEPOINT                 the savepoint that `coopstreams savepoint` wants now
 
 The publisher begins a round. Each owner of a task that sees it writes the slices that
 have changed and then its part. The publisher puts the parts together once they cover all
@@ -28,6 +29,7 @@ import msgspec
 from coopstreams.state.manifest import (
     Manifest,
     Slice,
+    SourcePosition,
     StoreSlices,
     merged,
     sealed,
@@ -36,10 +38,11 @@ from coopstreams.state.manifest import (
 )
 from coopstreams.state.published_snapshot import Changelog, misfit
 from coopstreams.state.snapshot import NOTHING_PUBLISHED, Publication
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import GROUPS, WHOLE
 from coopstreams.topology.stores import StoreSpec
 
 ROUND = "ROUND"
+SAVEPOINT = "SAVEPOINT"
 PATIENCE_S = 60.0
 """The least time for which a publisher waits for parts."""
 
@@ -78,10 +81,52 @@ class PartStore:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointRequest:
+    """The request for a savepoint. `behind`: as of a `Round`. `until_ms`: the wall clock
+    at which nobody waits for it any more.
+    """
+
+    run: str
+    behind: int
+    until_ms: int
+
+    def to_json(self) -> bytes:
+        """Return the request as a file."""
+        return sealed(self)
+
+    @staticmethod
+    def from_json(data: bytes) -> SavepointRequest:
+        """Return the request of a file.
+
+        Raises:
+            DamagedManifestError: its bytes are not those that were written.
+        """
+        return unsealed(data, _REQUESTS)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPositions:
+    """The progress of a task at the slices of its part, by source topic, and the ids of
+    these topics. The task has the hashes start..end (inclusive).
+    """
+
+    subtopology: int
+    partition: int
+    start: int
+    end: int
+    positions: Mapping[str, tuple[SourcePosition, ...]]
+    topic_ids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """What the owner of a task has written for a run, by store."""
+    """What the owner of a task has written for a run, by store.
+
+    `at`: of a savepoint: the progress of the task. All slices are as of that moment.
+    """
 
     stores: Mapping[str, PartStore]
+    at: TaskPositions | None = None
 
     def to_json(self) -> bytes:
         """Return the part as a file."""
@@ -98,6 +143,7 @@ class Part:
 
 
 _ROUNDS = msgspec.json.Decoder(Round)
+_REQUESTS = msgspec.json.Decoder(SavepointRequest)
 _PARTS = msgspec.json.Decoder(Part)
 
 
@@ -177,6 +223,33 @@ def missing(parts: Iterable[Part], partitions: Mapping[str, int]) -> int:
         if each.partition < partitions.get(name, 0)
     }
     return sum(partitions.values()) * GROUPS - len(covered)
+
+
+def tiled(parts: Iterable[Part]) -> list[Part] | None:
+    """Return parts of one partition of a sub-topology whose tasks tile the hash space;
+    None if no parts do.
+
+    A task may have been cut anew meanwhile: then there are parts of both cuts, which
+    must not be mixed where they overlap.
+    """
+    of_start: dict[int, list[Part]] = {}
+    for part in parts:
+        if part.at is not None:
+            of_start.setdefault(part.at.start, []).append(part)
+    ways: list[list[Part]] = [[]]
+    reached = {0}
+    while ways:
+        way = ways.pop()
+        start = 0 if not way or way[-1].at is None else way[-1].at.end + 1
+        for part in of_start.get(start, ()):
+            assert part.at is not None
+            longer = [*way, part]
+            if part.at.end == WHOLE.end:
+                return longer
+            if part.at.end + 1 not in reached:
+                reached.add(part.at.end + 1)
+                ways.append(longer)
+    return None
 
 
 def furthest(slices: Iterable[Slice]) -> list[Slice]:

@@ -177,6 +177,19 @@ class Storage:
             raise self._error("read", name, error) from error
         return True
 
+    def copy(self, name: str, to: str) -> None:
+        """Copy the bytes under a name to an unused name, within the storage.
+
+        Raises:
+            SnapshotError: the name is missing, or the storage refused it.
+        """
+        target = self._path(to)
+        try:
+            self._make_folder(target)
+            self._files.cp_file(self._path(name), target)
+        except Exception as error:
+            raise self._error("copy", name, error) from error
+
     def names(self, under: str = "") -> list[str]:
         """Return the names in this folder and below, ascending, as of now."""
         path = self._path(under) if under else self._root

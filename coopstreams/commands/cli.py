@@ -35,6 +35,7 @@ COMMANDS = {
     "rebuild": "coopstreams.commands.rebuild:rebuild",
     "pack": "coopstreams.commands.pack:pack",
     "reset": "coopstreams.commands.reset:reset",
+    "savepoint": "coopstreams.commands.savepoint:savepoint",
     "snapshots": "coopstreams.commands.snapshots:app",
     "group": "coopstreams.commands.group:app",
     "policy": "coopstreams.commands.policy:app",

@@ -94,6 +94,14 @@ def run(  # noqa: PLR0913
             "without an end begin a new row.",
         ),
     ] = MOST_RESTARTS,
+    from_savepoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Begin with the state and positions of another application's savepoint at snapshots.dir, unless this one "
+            "has run before. APPLICATION/NAME where several have one of this name.",
+        ),
+    ] = None,
     config: SettingsFile = None,
     set_: Pairs = None,
     verbose: Verbose = False,
@@ -126,6 +134,7 @@ def run(  # noqa: PLR0913
             typed,
             checked,
             verbose=verbose,
+            from_savepoint=from_savepoint,
         )
         drain_s = checked.ends_s(calls=topology.makes_calls) + SPARE_S
         raise typer.Exit(
@@ -138,7 +147,12 @@ def run(  # noqa: PLR0913
                 verbose=verbose,
             )
         )
-    app = CoopStreams(topology, checked, on_state=say_running(os.environ))
+    app = CoopStreams(
+        topology,
+        checked,
+        on_state=say_running(os.environ),
+        from_savepoint=from_savepoint,
+    )
     drain_by(app.stop, partial(app.stop, wait_for_calls=False))
     app.details.update(past(os.environ))
     if end_with_supervisor(
@@ -200,6 +214,7 @@ def worker_command(
     number: int,
     *,
     verbose: bool,
+    from_savepoint: str | None = None,
 ) -> list[str]:
     """Return the command line of worker `number`: the user's own, with the worker's
     number and ports.
@@ -226,6 +241,7 @@ def worker_command(
         target,
         *where,
         *set_,
+        *([] if from_savepoint is None else ["--from-savepoint", from_savepoint]),
         *(["--verbose"] if verbose else []),
     ]
 

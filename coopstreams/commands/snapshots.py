@@ -35,7 +35,7 @@ Application = Annotated[
 @app.command("ls")
 def list_(url: Url) -> None:
     """Print the applications in a storage with their runs; the published one has a
-    star.
+    star, and a savepoint its name.
     """
     names = snapshot.applications(url)
     table = new_table()
@@ -49,10 +49,17 @@ def list_(url: Url) -> None:
         )
     for application in names:
         current = snapshot.current_run(url, application)
+        names_of = {
+            run: name for name, run in snapshot.savepoints(url, application).items()
+        }
         for run in snapshot.runs(url, application):
             table.add_row(
                 application,
-                f"{run} *" if run == current else run,
+                " ".join(
+                    filter(
+                        None, (run, "*" if run == current else "", names_of.get(run))
+                    )
+                ),
                 *_described(url, application, run),
             )
     plain_console().print(table if names else f"nothing at {url}")
@@ -95,6 +102,19 @@ def publish(
     manifest = _loaded(url, application, run)
     snapshot.publish(url, manifest)
     typer.echo(f"{run} is published")
+
+
+@app.command()
+def forget(
+    url: Url,
+    application: Application,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the savepoint.")
+    ],
+) -> None:
+    """Forget a savepoint: `gc`, or the next snapshot, deletes its files."""
+    snapshot.forget_savepoint(url, application, name)
+    typer.echo(f"savepoint {name} is forgotten")
 
 
 @app.command()

@@ -51,6 +51,7 @@ from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener, Stages
 from coopstreams.opening.position_check import PositionCheck
 from coopstreams.opening.restores import Restores
+from coopstreams.opening.seeding import Seeding
 from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.opening.standbys import StandbyFigures, Standbys
 from coopstreams.preflight.last_version import LastVersion
@@ -561,12 +562,12 @@ class Components:
             for part in self.plan.topology.subtopologies
             if (logged := [spec for spec in part.stores if spec.logged])
         }
-        if interval_ms is None or not stores:
+        if config["snapshots.dir"] is None:
             return None
         return SnapshotTaker(
             config["snapshots.dir"],
             self.plan.application,
-            interval_ms / 1000,
+            None if interval_ms is None else interval_ms / 1000,
             stores,
             self._store_topics,
             standing,
@@ -574,6 +575,28 @@ class Components:
             self.metrics,
             self.host,
         )
+
+    def seed(self, savepoint: str) -> None:
+        """Have the application begin with the state and positions of another one's
+        savepoint, unless it has positions already.
+
+        Raises:
+            ConfigError, SnapshotError: it cannot begin with that savepoint.
+        """
+        topics = self._store_topics()
+        Seeding(
+            self.log,
+            self.plan.config,
+            topics.specs,
+            topics.changelogs,
+            [
+                topic
+                for program in self.plan.resolved.programs.values()
+                if not program.subtopology.unordered
+                for topic in program.subtopology.topics
+            ],
+            self.host,
+        ).seed(savepoint)
 
     def _store_topics(self) -> StoreTopics:
         """Ask the brokers for the changelogs of all stores that have one."""

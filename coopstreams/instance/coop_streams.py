@@ -64,6 +64,9 @@ class CoopStreams:
     `restore_listener` are called while stores are restored, by the threads that restore
     them.
 
+    `from_savepoint`: the name of another application's savepoint at `snapshots.dir`. This
+    application begins with its state and positions, unless it has run before.
+
     An instance runs once: to try again after an error, create another one. Thread-safe.
 
     Raises (`run`):
@@ -82,9 +85,15 @@ class CoopStreams:
         on_state: StateListener | None = None,
         on_error: UncaughtExceptionHandler | None = None,
         restore_listener: RestoreListener | None = None,
+        from_savepoint: str | None = None,
     ) -> None:
         self.topology = topology
         self.config = Config.of(config, topology.application_id)
+        if from_savepoint is not None and self.config["snapshots.dir"] is None:
+            raise ConfigError(
+                f"savepoint {from_savepoint}: snapshots.dir is not set: say where it is"
+            )
+        self._from_savepoint = from_savepoint
         self.url: str | None = None
         """The address of this instance's query server; None before it runs, or without
         a server.
@@ -368,6 +377,8 @@ class CoopStreams:
         if self.config["snapshots.dir"]:
             _check_snapshots(self.config["snapshots.dir"])
         with Components.build(self.topology, self.config) as components:
+            if self._from_savepoint is not None:
+                components.seed(self._from_savepoint)
             instance = Instance(components, self._lifecycle)
             with self._pausing:
                 instance.pause(self._paused)

@@ -6,6 +6,8 @@ Every process writes the slices of the tasks that it owns; one of them, the owne
 Invariant: a slice is read between two writes of its database, where rows and checkpoint
 agree. A database has nothing but what a commit has made durable, so a snapshot has
 nothing else either. No stream thread waits for it, or does anything for it.
+Invariant: all slices of a task in a savepoint, and its positions, are those of one commit:
+the stream thread opens iterators for them between two commits, and reads none.
 Invariant: an error of the storage or the brokers delays the snapshot alone: it is logged,
 and the next look goes on. Turned down: RocksDB's checkpoints, made at a commit by the
 stream thread (hard links of all key ranges of the database, and the rows are read from
@@ -18,14 +20,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.common.metrics import Metrics
 from coopstreams.instance.task_registry import Standing, State
+from coopstreams.opening.seeding import position_of
 from coopstreams.state import snapshot
-from coopstreams.state.checkpoints import NO_TOPIC
-from coopstreams.state.database import Database
+from coopstreams.state.checkpoints import NO_TOPIC, Checkpoint
+from coopstreams.state.database import Database, FamilyRows
 from coopstreams.state.directory import Databases
 from coopstreams.state.engine import Rows
 from coopstreams.state.layout import groups_of
@@ -34,6 +37,7 @@ from coopstreams.state.manifest import (
     Manifest,
     Slice,
     manifest_of,
+    pieces,
 )
 from coopstreams.state.published_snapshot import Changelog
 from coopstreams.state.snapshot import (
@@ -47,21 +51,27 @@ from coopstreams.state.snapshot import (
 )
 from coopstreams.state.snapshot_round import (
     ROUND,
+    SAVEPOINT,
     Act,
     Part,
     PartStore,
     Round,
     Rounds,
+    SavepointRequest,
+    TaskPositions,
     assembled,
     missing,
     of_parts,
 )
 from coopstreams.state.storage import GivenUpError, Storage
+from coopstreams.tasks.task import Task
 from coopstreams.topology.errors import LogError, SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_S = 5.0
 """The longest time between two looks at the storage."""
@@ -73,6 +83,8 @@ next is published.
 """
 PACE_ROWS = 500
 """The rows that are read at once: it takes about a millisecond."""
+ANSWER_S = 10.0
+"""How long the thread waits until a stream thread has come to its request."""
 REST = 3.0
 """How long the thread rests after each batch of rows, in times of what it took: it has
 the interpreter for a quarter of the time.
@@ -104,7 +116,7 @@ class SnapshotTaker:
         self,
         url: str,
         application: str,
-        interval_s: float,
+        interval_s: float | None,
         stores: Mapping[int, Sequence[StoreSpec]],
         topics: Callable[[], StoreTopics],
         standing: Callable[[], Standing],
@@ -114,6 +126,8 @@ class SnapshotTaker:
     ) -> None:
         """Make the thread, which `start` starts.
 
+        `interval_s`: the time between two rounds; None: it only takes part in
+        savepoints.
         `stores`: the stores with a changelog of each sub-topology that has any.
         `topics`: asks the brokers for their changelogs.
         """
@@ -126,14 +140,20 @@ class SnapshotTaker:
         self._metrics = metrics or Metrics("", "")
         self._host = host
         self._storage = Storage(url)
-        self._rounds = Rounds(interval_s)
-        self._look_s = min(LOOK_S, interval_s / 4)
+        self._rounds = None if interval_s is None else Rounds(interval_s)
+        self._look_s = LOOK_S if interval_s is None else min(LOOK_S, interval_s / 4)
         self._lease = Lease(url, application, host.wall_ms, host.unique())
         self._last = NOTHING_PUBLISHED
         self._list_at = 0.0
         self._manifest: Manifest | None = None
         """The manifest of the publication `_last`; None: it cannot be used."""
         self._written = Written()
+        self._saved_run = ""
+        """The run of the savepoint that this process has written for last."""
+        self._saved: set[TaskId] = set()
+        """The tasks of which this process has written a part in that run."""
+        self._saved_files = Written()
+        """The files that parts in that run may name."""
         self._run = ""
         """The run of the round that this process has begun to write for last."""
         self._done: set[TaskId] = set()
@@ -164,7 +184,13 @@ class SnapshotTaker:
             StateError: a database cannot be read.
             LogError: the brokers do not answer.
         """
-        at = self._round()
+        request = self._read(SAVEPOINT, SavepointRequest.from_json)
+        if request is not None and self._host.wall_ms() < request.until_ms:
+            self._see_publication()
+            self._write_savepoint(request)
+        if self._rounds is None:
+            return
+        at = self._read(ROUND, Round.from_json)
         now = self._host.now()
         news = at is not None and at.behind >= self._last.number
         if news or self._rounds.open is not None or now >= self._list_at:
@@ -172,7 +198,7 @@ class SnapshotTaker:
             self._see_publication()
         if at is not None and at.behind == self._last.number:
             self._write_parts(at)
-        self._publish_if_due()
+        self._publish_if_due(self._rounds)
 
     def _work(self) -> None:
         while not self._stop.wait(self._look_s):
@@ -186,13 +212,13 @@ class SnapshotTaker:
                     self._said = str(error)
                     log.warning("the snapshot of this application waits: %s", error)
 
-    def _round(self) -> Round | None:
-        """Return the round that was begun last; None if there was none."""
-        data = self._storage.read(f"{self._application}/{ROUND}")
+    def _read(self, name: str, parsed: Callable[[bytes], T]) -> T | None:
+        """Return what a file of the application says; None if it is missing or damaged."""
+        data = self._storage.read(f"{self._application}/{name}")
         try:
-            return None if data is None else Round.from_json(data)
+            return None if data is None else parsed(data)
         except DamagedManifestError as error:
-            log.debug("round: %s", error)
+            log.debug("%s: %s", name, error)
             return None
 
     def _see_publication(self) -> None:
@@ -216,14 +242,89 @@ class SnapshotTaker:
         if at.run != self._run:
             self._run = at.run
             self._done = set()
-            older = () if self._manifest is None else self._manifest.files()
-            self._written.keep(frozenset(file.name for file in older))
+            self._written.keep(self._published_files())
         writer = SnapshotWriter(self._url, self._application, at.run)
         standing = self._standing()
         for task in sorted(standing.states):
             running = standing.states[task] is State.RUNNING
             if running and task.subtopology in self._stores and task not in self._done:
                 self._write_part(writer, task)
+
+    def _published_files(self) -> frozenset[str]:
+        """Return the names of the files of the published snapshot. Nobody sweeps them
+        while a round behind it can be published.
+        """
+        older = () if self._manifest is None else self._manifest.files()
+        return frozenset(file.name for file in older)
+
+    def _write_savepoint(self, request: SavepointRequest) -> None:
+        """Write a part, with its positions, for each task that runs here and has none in
+        this savepoint.
+        """
+        if request.run != self._saved_run:
+            self._saved_run = request.run
+            self._saved = set()
+            same = request.behind == self._last.number
+            self._saved_files = Written(self._written)
+            self._saved_files.keep(self._published_files() if same else ())
+        writer = SnapshotWriter(self._url, self._application, request.run)
+        standing = self._standing()
+        for task in standing.homes.keys() - self._saved:
+            if standing.states.get(task) is State.RUNNING:
+                self._save(writer, request.run, standing, task)
+
+    def _save(
+        self,
+        writer: SnapshotWriter,
+        run: str,
+        standing: Standing,
+        id_: TaskId,
+    ) -> None:
+        answers: Inbox[_Moment | StateError] = self._host.inbox()
+        specs = self._stores.get(id_.subtopology, ())
+        database = self._databases.borrow(id_) if specs else None
+        if specs and database is None:
+            return
+
+        def look(task: Task) -> None:
+            try:
+                answers.put(_moment(task, database, specs, self._saved_files))
+            except StateError as error:
+                answers.put(error)
+
+        try:
+            standing.homes[id_].look_at(standing.tasks[id_], look)
+            moment = answers.get(timeout=ANSWER_S)
+            if isinstance(moment, StateError):
+                raise moment
+            part = Part(
+                {
+                    spec.name: PartStore(
+                        _the_id(moment.rows[spec.name]),
+                        tuple(
+                            writer.write_rows(
+                                spec,
+                                id_.partition,
+                                moment.rows[spec.name],
+                                self._saved_files,
+                                self._paced,
+                            )
+                        ),
+                    )
+                    for spec in specs
+                },
+                moment.at,
+            )
+        except Empty:
+            return  # it has been closed, or its function takes long: the next look asks again
+        finally:
+            if database is not None:
+                self._databases.leave(id_)
+        self._storage.write(
+            f"{self._application}/{run}/{PARTS}/{_saved_name(id_)}",
+            part.to_json(),
+        )
+        self._saved.add(id_)
 
     def _write_part(self, writer: SnapshotWriter, task: TaskId) -> None:
         database = self._databases.borrow(task)
@@ -283,28 +384,26 @@ class SnapshotTaker:
                     raise GivenUpError("the process ends")
                 began = self._host.now()
 
-    def _publish_if_due(self) -> None:
+    def _publish_if_due(self, rounds: Rounds) -> None:
         publisher = self._publisher
-        topics = (
-            self._topics() if publisher and self._rounds.open else StoreTopics({}, {})
-        )
-        act = self._rounds.look(
+        topics = self._topics() if publisher and rounds.open else StoreTopics({}, {})
+        act = rounds.look(
             self._host.now(),
             self._last,
             self._age_s,
             publisher=publisher,
-            missing=self._missing(topics),
+            missing=self._missing(rounds.open, topics),
         )
-        match act:
-            case Act.BEGIN:
-                self._begin()
-            case Act.PUBLISH:
-                self._publish(topics)
+        if act is Act.BEGIN:
+            self._begin(rounds)
+        elif act is Act.PUBLISH and rounds.open is not None:
+            self._publish(rounds.open, topics)
+            rounds.ended()
 
     @property
     def _publisher(self) -> bool:
         """Whether this process publishes."""
-        first = min(self._stores)
+        first = min(self._stores, default=-1)
         return any(
             task.subtopology == first
             and not task.partition
@@ -320,15 +419,13 @@ class SnapshotTaker:
             return 0.0
         return (self._host.wall_ms() - self._manifest.created_ms) / 1000
 
-    def _missing(self, topics: StoreTopics) -> int:
+    def _missing(self, open_: Round | None, topics: StoreTopics) -> int:
         """Read the parts of the open round that have come; return how many key groups
         they do not cover.
         """
-        if self._rounds.open is None:
+        if open_ is None:
             return 0
-        for name in self._storage.names(
-            f"{self._application}/{self._rounds.open.run}/{PARTS}"
-        ):
+        for name in self._storage.names(f"{self._application}/{open_.run}/{PARTS}"):
             if name not in self._parts and (data := self._storage.read(name)):
                 self._parts[name] = _part(name, data)
         counts = {name: of.partitions for name, of in topics.changelogs.items()}
@@ -338,21 +435,18 @@ class SnapshotTaker:
     def _came(self) -> list[Part]:
         return [part for part in self._parts.values() if part is not None]
 
-    def _begin(self) -> None:
+    def _begin(self, rounds: Rounds) -> None:
         self._see_publication()
         run = new_run(self._host.wall_ms(), self._host.unique())
         begun = Round(run, self._last.number)
         self._lease.take(run, WRITING_MS)
         self._storage.write(f"{self._application}/{ROUND}", begun.to_json())
         self._parts = {}
-        self._rounds.begun(begun, self._host.now())
+        rounds.begun(begun, self._host.now())
 
-    def _publish(self, topics: StoreTopics) -> None:
-        open_ = self._rounds.open
-        assert open_ is not None
+    def _publish(self, open_: Round, topics: StoreTopics) -> None:
         if not self._came:
             log.warning("no task has written its part of snapshot %s", open_.run)
-            self._rounds.ended()
             return
         found: dict[str, list[Slice]] = of_parts(
             open_.run,
@@ -386,7 +480,62 @@ class SnapshotTaker:
                 keep=KEPT,
                 now_ms=self._host.wall_ms,
             )
-        self._rounds.ended()
+
+
+class _Moment(NamedTuple):
+    """The progress of a task, and the rows of its stores, since its last commit."""
+
+    at: TaskPositions
+    rows: dict[str, list[tuple[Checkpoint, list[FamilyRows]]]]
+
+
+def _moment(
+    task: Task,
+    database: Database | None,
+    specs: Sequence[StoreSpec],
+    written: Written,
+) -> _Moment:
+    groups = groups_of(task.id.key_range) if specs else None
+    rows = {
+        spec.name: [
+            found
+            for piece in (pieces(groups) if groups is not None else ())
+            for found in (
+                database.as_of_now(spec.name, piece, written) if database else ()
+            )
+        ]
+        for spec in specs
+    }
+    positions = {
+        source.topic: tuple(map(position_of, task.progress.committed_segments(source)))
+        for source in task.sources
+    }
+    key_range = task.id.key_range
+    at = TaskPositions(
+        task.id.subtopology,
+        task.id.partition,
+        key_range.start,
+        key_range.end,
+        positions,
+        {topic: task.progress.topic_ids.get(topic, NO_TOPIC) for topic in positions},
+    )
+    return _Moment(at, rows)
+
+
+def _the_id(rows: Sequence[tuple[Checkpoint, list[FamilyRows]]]) -> str:
+    """Return the id of the changelog to which the checkpoints belong; `NO_TOPIC` if
+    they belong to several.
+    """
+    ids = {at.topic_id for at, _ in rows}
+    return ids.pop() if len(ids) == 1 else NO_TOPIC
+
+
+def _saved_name(task: TaskId) -> str:
+    """Return the name of a part of a savepoint: tasks without stores may be cut within
+    a key group.
+    """
+    start, end = task.key_range.start, task.key_range.end
+    return f"{task.subtopology}_{task.partition}-{start}-{end}.json"
 
 
 def _figures(manifest: Manifest | None) -> SnapshotFigures | None:

@@ -173,6 +173,16 @@ class CommitDue:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """The message to call a function with a task. It finds what the last commit has
+    made durable: the database and the committed progress change in commits only.
+    """
+
+    task: Task
+    function: Callable[[Task], None]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The message to commit and end the thread."""
 
@@ -189,6 +199,7 @@ Message: TypeAlias = (
     | Hurry
     | Resumed
     | CommitDue
+    | Look
     | End
 )
 
@@ -365,6 +376,12 @@ class StreamThread:
         if goes_on:  # last: the thread may take the message at once
             self._inbox.put(Resumed())
 
+    def look_at(self, task: Task, function: Callable[[Task], None]) -> None:
+        """Have the thread call a function with a task, as it is since its last commit.
+        A task that is closed by then is left out. The function must not raise.
+        """
+        self._inbox.put(Look(task, function))
+
     def retire(self) -> None:
         """Commit and end the thread after the messages sent so far. A `ThreadEnded`
         event follows.
@@ -507,6 +524,8 @@ class StreamThread:
                 self._close_or_drain(tasks, clean=clean)
             case Hurry():
                 self._draining.hurry()
+            case Look(task, function) if not task.closed:
+                function(task)
             case Resumed():
                 for task in list(self._tasks):
                     self._step(task)

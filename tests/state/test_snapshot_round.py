@@ -5,6 +5,7 @@ which slices are in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -27,11 +28,13 @@ from coopstreams.state.snapshot_round import (
     PartStore,
     Round,
     Rounds,
+    TaskPositions,
     furthest,
     missing,
     of_parts,
+    tiled,
 )
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import GROUPS, WHOLE
 
 NOW = {"counts": Changelog("app-counts-changelog", "id-1", 2)}
 
@@ -112,6 +115,40 @@ def test_slices_whose_files_may_be_gone_or_whose_changelog_is_another_are_left_o
     assert sorted(found["counts"], key=lambda each: each.first) == [same, new]
     assert of_parts("run", parts, None, NOW) == {"counts": [new]}
     assert of_parts("run", parts, older, {}) == {}
+
+
+def at(start: int, end: int) -> Part:
+    return Part({}, TaskPositions(0, 0, start, end, {}, {}))
+
+
+bounds = st.lists(st.integers(1, WHOLE.end), max_size=5, unique=True).map(sorted)
+
+
+@given(
+    bounds,
+    st.lists(st.tuples(st.integers(0, WHOLE.end), st.integers(0, WHOLE.end))),
+    st.randoms(),
+)
+def test_parts_of_one_cut_are_found_among_those_of_others_and_never_mixed(
+    cut: list[int],
+    others: list[tuple[int, int]],
+    random: Random,
+) -> None:
+    starts = [0, *cut]
+    ends = [start - 1 for start in cut] + [WHOLE.end]
+    whole = [at(*ends) for ends in zip(starts, ends, strict=True)]
+    parts = whole + [at(min(each), max(each)) for each in others]
+    random.shuffle(parts)
+    found = tiled(parts)
+    assert found is not None
+    reached = -1
+    for part in found:
+        assert part.at is not None
+        assert part.at.start == reached + 1
+        reached = part.at.end
+    assert reached == WHOLE.end
+    if cut and not others:
+        assert tiled(parts[1:]) is None
 
 
 @given(

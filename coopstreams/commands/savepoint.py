@@ -1,0 +1,78 @@
+"""`coopstreams savepoint`: has a running application write a savepoint."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from coopstreams.admin.savepoint import Savepoints
+from coopstreams.commands.command_settings import (
+    Brokers,
+    Pairs,
+    SettingsFile,
+    Target,
+    Verbose,
+    configure_logging,
+    loaded,
+)
+from coopstreams.commands.snapshots import megabytes
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.topology.errors import ConfigError
+
+
+def savepoint(
+    target: Target,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the savepoint.")
+    ],
+    snapshots: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir).",
+        ),
+    ] = None,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            help="How long the processes may take to write it.",
+        ),
+    ] = 600.0,
+    bootstrap_servers: Brokers = None,
+    config: SettingsFile = None,
+    set_: Pairs = None,
+    verbose: Verbose = False,
+) -> None:
+    """Have the running application write its state and positions, for another
+    application to begin with: `coopstreams run --from-savepoint NAME`.
+
+    The application goes on meanwhile, and is not disturbed. A savepoint is kept until
+    `coopstreams snapshots forget`.
+    """
+    configure_logging(verbose)
+    named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
+    topology, checked = loaded(target, config, set_, named)
+    if checked["snapshots.dir"] is None:
+        raise ConfigError(
+            "no storage is set for the savepoint: give --snapshots URL, or snapshots.dir in the settings"
+        )
+    with closing(
+        KafkaLog(checked.client, timeout_s=checked["connect.timeout.ms"] / 1000)
+    ) as cluster:
+        manifest = Savepoints(
+            cluster,
+            as_it_runs(topology, cluster.partitions(), checked),
+            checked["application.id"],
+            checked["snapshots.dir"],
+        ).take(name, wait_s)
+    files = list(manifest.files())
+    typer.echo(
+        f"savepoint {name} of {manifest.application}: {len(manifest.stores)} stores, "
+        f"{sum(file.entries for file in files):,} keys, {megabytes(files)}; "
+        f"`coopstreams run --from-savepoint {manifest.application}/{name}` begins with it"
+    )
