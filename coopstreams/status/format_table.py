@@ -146,7 +146,7 @@ FORMATS = (
         "snapshot manifest",
         (manifest.FORMAT,),
         "`format`; it holds for the files of the snapshot, too",
-        "backfill, rebuild",
+        "backfill, rebuild, the running application (its rounds and parts likewise)",
         "restores, `coopstreams snapshots`",
         "restores from the changelogs alone, and warns",
     ),

@@ -98,7 +98,7 @@ def test_a_second_application_goes_on_from_a_savepoint_with_the_same_results(
     results = updates_of(kafka.bootstrap, blue.sink)
     forked = updates_of(kafka.bootstrap, green.sink)
     assert len(forked) <= 3000
-    for key, updates in results.items():
+    for updates in results.values():
         assert updates == [*range(1, len(updates) + 1)], "blue was disturbed"
     for key, updates in forked.items():
         assert updates == [*range(updates[0], written[key] + 1)], (

@@ -96,7 +96,7 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
         == f"{old} is published"
     )
     would = said(run("snapshots", "gc", url, counting.application, "--dry-run"))
-    assert would.strip().endswith("1 files would be deleted")
+    assert would.strip().endswith("3 files would be deleted")
     said(run("snapshots", "publish", url, counting.application, new))
     assert "are deleted" in said(run("snapshots", "gc", url, counting.application))
     assert "none with a fault" in said(
@@ -181,3 +181,21 @@ def test_a_damaged_manifest_is_listed_as_that_and_cleaned_up(
     ]
     assert 'snapshot "run-2" of app' in caplog.text
     assert "It restores nothing" in caplog.text
+
+
+def test_a_savepoint_is_listed_kept_and_forgotten(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    made = Manifest("app", "run-1", "savepoint", "2026-11-20T00:00:00Z", {})
+    snapshot.name_savepoint(url, made, "before-july")
+    for number in (2, 3):
+        snapshot.publish(url, replace(made, run=f"run-{number}", kind="running"))
+    assert "run-1 before-july" in said(run("snapshots", "ls", url))
+    said(run("snapshots", "gc", url, "app"))
+    assert snapshot.load_savepoint(url, "app/before-july") == made
+    assert "is forgotten" in said(run("snapshots", "forget", url, "app", "before-july"))
+    said(run("snapshots", "gc", url, "app"))
+    assert snapshot.runs(url, "app") == ["run-3"]
+    with pytest.raises(SnapshotError, match='there is no savepoint "before-july"'):
+        snapshot.forget_savepoint(url, "app", "before-july")
+    with pytest.raises(SnapshotError, match="is no name for a savepoint"):
+        snapshot.name_savepoint(url, made, "a/b")

@@ -249,8 +249,9 @@ def _write_folder(_: int) -> Parts:
     rows = {
         f"{family} {place.hex()}": data
         for store in PLACES
-        for family, found in database.rows(store, WHOLE.groups)
-        for place, data in found
+        for _, families in database.as_of_now(store, WHOLE.groups)
+        for family, _, found in families
+        for place, data in found or ()
     }
     with (
         tempfile.TemporaryDirectory() as root,
