@@ -69,8 +69,8 @@ def status(
 
 
 def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield which instances were restarted, and why instances or tasks make no
-    progress: (instance ids, sentence).
+    """Yield which instances were restarted, which write the formats of an earlier
+    release, and why instances or tasks make no progress: (instance ids, sentence).
     """
     for instance in instances:
         details = instance.get("details", {})
@@ -79,6 +79,8 @@ def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
                 instance["id"],
                 f"started again {details['restarts']} times; last it {visible_lines(details['last_end'])}",
             )
+        if "until" in details.get("formats", ""):
+            yield instance["id"], f"writes formats of release {details['formats']}"
     for owners, code, message in reasons_of(instances):
         everybody = len(owners) == len(instances) > 1
         yield "all instances" if everybody else ", ".join(owners), f"{code}: {message}"

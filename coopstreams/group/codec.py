@@ -85,6 +85,7 @@ class _Info(msgspec.Struct, omit_defaults=True):
     leaving: bool = False
     rack: str = ""
     stands_by: tuple[int, ...] | None = None
+    level: int = 1
 
 
 class _Warmth(msgspec.Struct, omit_defaults=True):
@@ -280,6 +281,7 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "leaving": info.leaving,
         "rack": info.rack,
         "stands_by": info.stands_by,
+        "level": info.level,
     }
 
 
@@ -297,6 +299,7 @@ def _info_of(wire: _Info) -> MemberInfo:
         wire.leaving,
         wire.rack,
         wire.stands_by,
+        wire.level,
     )
 
 

@@ -84,6 +84,10 @@ class MemberInfo:
     """The sub-topologies of which it can keep standbys; None: a member of an older
     version, beside which no member gets any.
     """
+    level: int = 1
+    """The newest level of formats that it can write (`format_level`); 1: a member of
+    release 0.1, which does not announce one.
+    """
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -472,6 +472,7 @@ class Components:
                     self.plan.topics.partitions,
                     lambda: member.sure(epoch),
                     member,
+                    self.plan.resolved.level,
                 )
             ),
             emit,

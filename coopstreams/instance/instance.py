@@ -20,7 +20,9 @@ from functools import partial
 
 from coopstreams.common.backoff import BackOff
 from coopstreams.common.host import Empty, Inbox
+from coopstreams.group.format_level import in_words, level_of
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.instance.presence import Presence
@@ -58,7 +60,7 @@ from coopstreams.tasks.lifecycle import (
     StreamsState,
     StreamThreadExceptionResponse,
 )
-from coopstreams.tasks.resolved_topology import ResolvedTopology
+from coopstreams.tasks.resolved_topology import ResolvedTopology, at_level
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
@@ -494,6 +496,7 @@ class Instance:
                 return Failed(ApplicationStoppedError(why), "group")
         for message in self.components.twins(event.cluster):
             log.error("%s", message)
+        self._change_level(event.cluster)
         self.components.metrics.rebalanced(event.generation)
         self.components.directory.note_member(self.member.id)
         self._threads.known(self.presence.known_threads(event.cluster))
@@ -515,10 +518,31 @@ class Instance:
         with other topics are opened again.
         """
         before = self.components.plan
+        resolved = at_level(resolved, before.config, before.resolved.level)
         plan = self.components.plan = replace(before, resolved=resolved)
         self.member.subscribe(plan.subscribed, plan.source_topics)
         changed = resolved.changed(before.resolved)
         self._do(self.registry.reopen(self.registry.of(changed)))
+
+    def _change_level(self, cluster: Cluster) -> None:
+        """Have all tasks write other formats, if the members of a new generation can
+        write newer ones, or one cannot write those of now. The tasks are opened again.
+        """
+        plan = self.components.plan
+        level = level_of(cluster, self.components.deployed.level)
+        if level == plan.resolved.level:
+            return
+        before = self.components.restrictions.announced()
+        resolved = at_level(plan.resolved, plan.config, level)
+        self.components.plan = replace(plan, resolved=resolved)
+        log.warning(
+            "the group writes the formats of release %s from now on",
+            in_words(level, cluster),
+        )
+        self.opener.take_over_again()
+        self._do(self.registry.reopen(self.registry.of(plan.programs)))
+        if self.components.restrictions.announced() != before:
+            self.member.rejoin()
 
     def _change_task(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coopstreams.common.host import Host
+from coopstreams.group.format_level import LEVEL
 from coopstreams.group.members import Cluster, MemberInfo, Runs
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.stream_threads import StreamThreads
@@ -76,6 +77,7 @@ class Presence:
                 for part in self._plan.topology.subtopologies
                 if any(has_standby(spec) for spec in part.stores)
             ),
+            level=LEVEL,
         )
 
     def alive(self) -> bool:

@@ -17,6 +17,8 @@ from typing import Self
 from msgspec import structs
 
 from coopstreams.group.active_version import short
+from coopstreams.group.format_level import in_words
+from coopstreams.group.members import Cluster
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.log.kafka.native import data_plane
@@ -293,6 +295,7 @@ class Serving:
     def status(self) -> InstanceStatus:
         """Return the status of the instance."""
         standing = self._instance.standing
+        assigned = standing.assigned
         seen = self.seen()
         well = health(seen)
         placement = self.placement()
@@ -323,7 +326,14 @@ class Serving:
                 for task, each in sorted(self._instance.opener.standbys.items())
             ),
             snapshot=self._snapshot(),
-            details={**self._details, "version": version},
+            details={
+                **self._details,
+                "version": version,
+                "formats": in_words(
+                    self._components.plan.resolved.level,
+                    Cluster() if assigned is None else assigned.cluster,
+                ),
+            },
             data_plane=data_plane(),
             totals=self._components.metrics.totals(),
             failures=self._components.tallies.latest,

@@ -19,7 +19,8 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Protocol, TypeAlias, TypeVar
 
-from coopstreams.log.clocks import Clock, clock_marks_in
+from coopstreams.log import clocks
+from coopstreams.log.clocks import Clock, clock_marks_in, marked
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
 from coopstreams.topology.columns import (
@@ -256,7 +257,7 @@ def make_batches(
     )
     if routes is not None and routes.clock is not None:
         columns, before = _clocked(partition, columns, routes, routes.clock, before)
-    elif marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
+    elif marks := marks_in(columns) if routes is None else _marks(columns, routes):
         columns, before = _without_marks(
             partition,
             columns,
@@ -289,6 +290,22 @@ def make_batches(
         )
         for slot, part in enumerate(slots)
     ]
+
+
+def _marks(columns: Columns, routes: Routes) -> list[tuple[int, int]]:
+    """Return the marks that no task gets, each with its index and time.
+
+    A mark of a timed topic has no time for who reads the topic without its clock: a
+    task that still writes the formats of an earlier release (`format_level`).
+    """
+    if routes.keep_marks:
+        return []
+    of_clocks = [
+        (index, NO_STREAM_TIME)
+        for index, name, _ in marked(columns, clocks.HEADER)
+        if name == clocks.HEADER
+    ]
+    return sorted(of_clocks + marks_in(columns)) if of_clocks else marks_in(columns)
 
 
 def _without_marks(

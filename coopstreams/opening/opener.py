@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
@@ -108,12 +109,20 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
+class _TakeOver:
+    """A request to take over once more before the next task is opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class _StandBy:
     """A request for standbys of these tasks, and no others."""
 
     tasks: tuple[TaskId, ...]
     warming: tuple[TaskId, ...]
     epoch: int
+
+
+_Request: TypeAlias = _TaskOpening | _StandBy | _TakeOver | TaskId | Assigned | None
 
 
 class Opener:
@@ -163,9 +172,7 @@ class Opener:
         """
         self._databases = databases
         self._emit = emit
-        self._requests: Inbox[_TaskOpening | _StandBy | TaskId | Assigned | None] = (
-            host.inbox()
-        )
+        self._requests: Inbox[_Request] = host.inbox()
         self._openings: dict[TaskId, _TaskOpening] = {}
         self._held: dict[TaskId, Held] = {}
         """The tasks that must not be opened before a time."""
@@ -182,6 +189,12 @@ class Opener:
         are ended.
         """
         self._ask(assigned)
+
+    def take_over_again(self) -> None:
+        """Record what the plan says now before the next task is opened: it is another
+        plan than before.
+        """
+        self._ask(_TakeOver())
 
     def open(self, task: TaskId, epoch: int) -> None:
         """Open a task under this epoch of the membership. An `Opened` event follows,
@@ -322,10 +335,7 @@ class Opener:
             raise error
         self._host.sleep(RETRY_S)
 
-    def _ask(
-        self,
-        request: _TaskOpening | _StandBy | TaskId | Assigned | None,
-    ) -> None:
+    def _ask(self, request: _Request) -> None:
         self._requests.put(request)
         self._follower.wake()
 
@@ -340,6 +350,8 @@ class Opener:
             if isinstance(request, Assigned):
                 self._barrier.follow_generation(request)
                 self._taken = None if request.waits else self._taken
+            elif isinstance(request, _TakeOver):
+                self._taken = None
             elif isinstance(request, _StandBy):
                 self._standbys.want(request.tasks, request.warming)
                 self._standby_epoch = request.epoch

@@ -3,7 +3,7 @@ would lose or mix its state is refused.
 
     topic   `<application id>-topology`: one record, the output of `coopstreams describe --format json` for the version
             that had tasks last, the repartition topics that it was the first to read, and the ids of the topics that
-            it reads
+            it reads. Its `format` is the level of formats that the group writes (`format_level`)
     read    when a process starts, before it creates a topic or joins the group; and again by the opener, before it
             opens the first task
     written by the opener then: from now on this version is the last one
@@ -50,6 +50,7 @@ from coopstreams.commit.positions import OffsetStore, made_anew
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.format_level import LEVEL
 from coopstreams.log.log import BROKERS_TIME, Log, TopicSpec
 from coopstreams.log.precondition import Precondition
 from coopstreams.log.read_to_end import remainder
@@ -80,6 +81,7 @@ ACCEPT = "topology.change.accepted"
 """The setting by which an operator accepts a refused change."""
 _BEGUN = "begun"
 _PARTITIONS = "partitions"
+_FORMAT = "format"
 _IDS = "ids"
 _TIMEOUT_S = 30.0
 
@@ -167,6 +169,17 @@ class LastVersion:
         """The id of the topic from which the record was read last; empty: there was no
         topic.
         """
+        self.level = 0
+        """The level of formats of the record (`format_level`); 0: there is none, or it
+        was not read yet. It never falls while a process runs.
+        """
+
+    @property
+    def first_level(self) -> int:
+        """The level of formats with which a process starts. Without a record, no
+        process of an earlier release has tasks with state.
+        """
+        return self.level or LEVEL
 
     def last(self) -> Outline | None:
         """Return the outline of the version that had tasks last; None if there is no
@@ -187,6 +200,7 @@ class LastVersion:
             return None
         last = read_outline(told)
         noted = read_long(orjson.loads, told)
+        self.level = noted[_FORMAT]
         self.new_repartitions = frozenset(noted.get(_BEGUN, ()))
         self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)
@@ -229,13 +243,16 @@ class LastVersion:
         counts: Mapping[str, int],
         may_act: Callable[[], bool] = lambda: True,
         positions: OffsetStore | None = None,
+        level: int | None = None,
     ) -> str:
         """Record this version as the last one, if no state is lost by it; return an id
         that tells its state from older state.
 
         `may_act`: whether no other process can run this application: this one certainly
         is a member, or there is none. `positions`: the group's positions; None: they
-        are about to be set in all topics.
+        are about to be set in all topics. `level`: the level of formats that the group
+        writes from now on, unless the record has a higher one; None: that of the
+        record.
 
         The returned id is that of the version topic: another one after a reset, and on
         another cluster. It is empty if no store needs it (one without a changelog
@@ -251,18 +268,21 @@ class LastVersion:
         last = self.last()
         mine = outline_with(topology, counts)
         if last is not None:
-            changed = self._changes(last, mine)
-            if refusal := changed.refusal(topology.application_id):
+            weighed_changes = self._changes(last, mine)
+            if refusal := weighed_changes.refusal(topology.application_id):
                 raise TopologyChangedError(refusal)
-            for sentence in changed.acceptance():
+            for sentence in weighed_changes.acceptance():
                 log.warning("%s", sentence)
         ids = self._ids_now(topology)
         if positions is not None:
             self._check_ids(mine, ids, counts, positions)
         keeps_rows = mine.stores or mine.repartitions
-        if (last is not None or keeps_rows) and (last != mine or ids != self._ids):
+        level = max(self.level, level or self.first_level)
+        changed = last != mine or ids != self._ids or level > self.level
+        if (last is not None or keeps_rows) and changed:
             check_unclaimed(self._log, topology, self._log.partitions(), self.host)
-            self._tell(last, mine, topology, ids, may_act)
+            self._tell(last, mine, topology, ids, may_act, level)
+            self.level = level
         self.changelogs = _changelogs(mine)
         return self._log.topic_id(self.topic) if _has_bare_store(topology) else ""
 
@@ -279,6 +299,7 @@ class LastVersion:
         topology: Topology,
         ids: Mapping[str, str],
         may_act: Callable[[], bool],
+        level: int,
     ) -> None:
         for change in () if last is None else changes(last, mine):
             if change.verdict in (Verdict.EMPTY, Verdict.ORPHANED):
@@ -298,7 +319,8 @@ class LastVersion:
         more = {_BEGUN: sorted(self.new_repartitions), _IDS: ids} | (
             {_PARTITIONS: mine.partitions} if mine.partitions else {}
         )
-        told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
+        described = orjson.loads(topology.describe("json"))
+        told = orjson.dumps(described | {_FORMAT: level} | more)
         check = Precondition(
             self._log,
             {self.topic: self._topic_id},

@@ -42,7 +42,7 @@ def resolve_at_start(
     facts = gather_at_start(cluster, topology, config, counts, version)
     judge(CHECKS, facts)
     create_missing(cluster, facts, version.not_reset)
-    return compiled(topology, facts.topics, config)
+    return compiled(topology, facts.topics, config, version.first_level)
 
 
 def resolve_topology(

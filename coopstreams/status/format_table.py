@@ -22,7 +22,7 @@ from coopstreams.group import codec
 from coopstreams.log import clocks, time_marks
 from coopstreams.state import directory, manifest
 from coopstreams.topology.compile import births
-from coopstreams.topology.graph import description
+from coopstreams.topology.graph import description, outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ FORMATS = (
     ),
     Format(
         "topology record",
-        (description.JSON_FORMAT,),
-        "`format`",
+        (description.JSON_FORMAT, outline.NEWEST_FORMAT),
+        "`format`, which is the level of formats of the group",
         "the opener of an instance, before its first task opens",
         "the start of an instance, and its opener; `coopstreams reset`, backfill",
         "ends with the versions and the cure, before it joins the group",

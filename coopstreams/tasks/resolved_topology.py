@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.common.config import Config
+from coopstreams.group.format_level import CLOCKS, LEVEL
 from coopstreams.group.members import Runs
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.tasks.failure_handlers import may_drop
@@ -46,6 +47,8 @@ class ResolvedTopology:
     """The sub-topologies that the setting `ranges.before.windows` forbids to divide by
     key range, with the stores that they feed.
     """
+    level: int = LEVEL
+    """The level of formats that its programs write: see `format_level`."""
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the source partitions of a task: one of each source topic that has a
@@ -98,8 +101,11 @@ def compiled(
     topology: Topology,
     topics: ResolvedTopics,
     config: Config,
+    level: int = LEVEL,
 ) -> ResolvedTopology:
-    """Return the topology with its topics and compiled programs."""
+    """Return the topology with its topics and compiled programs, which write the
+    formats of a level.
+    """
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(
@@ -113,7 +119,7 @@ def compiled(
     wrapper = config["processor.wrapper"]
     reader = native_parts()
     drops = may_drop(config, ["processing"])
-    timed = timed_topics(parts)
+    timed = timed_topics(parts) if level >= CLOCKS else frozenset()
     programs = {
         part.id: compile_subtopology(
             topology,
@@ -125,9 +131,28 @@ def compiled(
         )
         for part in parts
     }
-    writers = writers_of(parts, topics.tasks)
-    feeding = {} if config["ranges.before.windows"] else before_windows(parts)
-    return ResolvedTopology(topology, topics, programs, announced, writers, feeding)
+    writers = writers_of(parts, topics.tasks) if timed else {}
+    feeding = {} if config["ranges.before.windows"] else before_windows(parts, timed)
+    return ResolvedTopology(
+        topology,
+        topics,
+        programs,
+        announced,
+        writers,
+        feeding,
+        level,
+    )
+
+
+def at_level(
+    resolved: ResolvedTopology,
+    config: Config,
+    level: int,
+) -> ResolvedTopology:
+    """Return the topology with programs that write the formats of a level."""
+    if resolved.level == level:
+        return resolved
+    return compiled(resolved.topology, resolved.topics, config, level)
 
 
 def reset_of(source: Source, config: Config) -> str:

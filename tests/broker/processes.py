@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tests.broker.waiting import eventually
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 
 def alive(pid: int) -> bool:
     try:
@@ -39,6 +41,10 @@ class Workers:
     options: Sequence[str] = ()
     """Options of `coopstreams run`, besides the settings."""
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    releases: dict[int, Path] = field(default_factory=dict)
+    """The folder with the release that a worker runs from its next start on; this tree
+    for the others.
+    """
     _began: dict[int, int] = field(default_factory=dict)
     """The offset in each worker's log file at which its current process begins."""
 
@@ -66,9 +72,16 @@ class Workers:
                 *flags,
                 *self.options,
             ]
+            environment = os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment
+            release = self.releases.get(number)
+            if release is not None:
+                # The application itself is of this tree.
+                environment["PYTHONPATH"] = f"{release}{os.pathsep}{ROOT}"
             self.running[number] = subprocess.Popen(
                 command,
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment,
+                # `python -m` looks in its working folder first.
+                cwd=release,
+                env=environment,
                 stdout=log,
                 stderr=log,
             )

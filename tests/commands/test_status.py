@@ -313,3 +313,12 @@ def test_the_data_plane_is_told_once_for_all_or_counted() -> None:
         "data planes: native (2), pure Python: coopstreams-native is not installed (1)"
     )
     assert planes_line([instance_status()]) == "data plane: unknown"
+
+
+def test_formats_of_an_earlier_release_are_told_while_a_member_needs_them() -> None:
+    waits = "0.1, until these members run a newer release: 1f2e-old on host-1"
+    instances = [
+        instance_status(id_="a", details={"formats": waits}),
+        instance_status(id_="b", details={"formats": "0.2"}),
+    ]
+    assert list(trouble(instances)) == [("a", f"writes formats of release {waits}")]

@@ -179,3 +179,21 @@ def test_times_that_were_reached_before_count_from_their_offset_on() -> None:
     raised = batch.reached(1, [50, -1])
     assert raised.columns.operator_times == [[-1, 50, 50], [-1, -1, -1]]
     assert raised.operator_times == [50, -1]
+
+
+def test_a_task_without_the_clock_gets_no_marks_and_its_time_is_that_of_the_records() -> (
+    None
+):
+    routes = Routes([WHOLE], None, arrivals)
+    rows = rows_of((b"a", 5, 5), Mark.of(0, WHOLE, 800), (b"b", 7, 7))
+    (batch,) = make_batches(PARTITION, rows, routes, NO_STREAM_TIME, 3, at_end=True)
+    assert list(batch.columns.keys) == [b"a", b"b"]
+    assert list(batch.columns.stream_times) == [5, 7], "the mark is dated 1000"
+    assert batch.operator_times == [7, 7]
+
+
+def test_a_header_that_begins_like_that_of_a_mark_stops_nobody_elsewhere() -> None:
+    named = raw_columns([None], [None], [5], [0], [[("__coopstreams.time.9", b"")]])
+    routes = Routes([WHOLE], None, arrivals)
+    (batch,) = make_batches(PARTITION, named, routes, NO_STREAM_TIME, 1, at_end=True)
+    assert len(batch.columns) == 1

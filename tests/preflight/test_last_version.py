@@ -13,6 +13,7 @@ import pytest
 
 from coopstreams import Materialized, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
+from coopstreams.group.format_level import LEVEL
 from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -246,3 +247,28 @@ def test_a_source_that_was_made_anew_beside_another_is_told_from_one_that_was_ad
     make_anew("web")
     with pytest.raises(ConfigError, match="web-0: the topic was deleted and made anew"):
         start("web", "shop", "phone")
+
+
+def test_the_record_has_the_level_of_formats_which_never_falls() -> None:
+    log = MemoryLog()
+
+    def taken_over(level: int | None) -> int:
+        deployed = LastVersion(log, Config.of({"bootstrap.servers": "none"}, "app"))
+        deployed.take_over(version(ORDER, None), {"orders": 1}, level=level)
+        again = LastVersion(log, Config.of({"bootstrap.servers": "none"}, "app"))
+        assert (again.level, again.first_level) == (0, LEVEL), "nothing was read yet"
+        again.last()
+        assert again.level == again.first_level == deployed.level
+        return again.level
+
+    assert taken_over(1) == 1, "a member of release 0.1 is in the group"
+    assert taken_over(None) == 1, "a backfill leaves it as it is"
+    assert taken_over(LEVEL) == LEVEL
+    assert taken_over(1) == LEVEL, "what was written since cannot be read by 0.1"
+
+
+def test_without_a_record_a_process_starts_with_the_formats_of_its_release() -> None:
+    log = MemoryLog()
+    deployed = LastVersion(log, Config.of({"bootstrap.servers": "none"}, "app"))
+    deployed.take_over(version(ORDER, None), {"orders": 1})
+    assert deployed.level == LEVEL

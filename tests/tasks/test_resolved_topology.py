@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import pytest
 
 from coopstreams.common.config import Config
+from coopstreams.group.format_level import LEVEL
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.preflight.resolution import resolve_topology
-from coopstreams.tasks.resolved_topology import ResolvedTopology
+from coopstreams.tasks.resolved_topology import ResolvedTopology, at_level
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile import compile as compile_module
@@ -109,3 +110,25 @@ def test_the_timed_topics_are_not_looked_for_in_each_sub_topology_anew(
 def test_a_topic_that_was_known_and_is_gone_is_missed() -> None:
     with pytest.raises(UnknownTopicError, match='no topic "orders-us"'):
         resolve_topology(cluster(orders_eu=1), topology(), CONFIG, known=["orders-us"])
+
+
+def test_beside_a_member_of_release_0_1_no_topic_is_timed_and_what_feeds_windows_is_whole() -> (
+    None
+):
+    builder = StreamsBuilder("app")
+    builder.stream("people", key=serdes.text, value=serdes.raw).group_by(
+        lambda key, _: key[:1], key=serdes.text, name="letter"
+    ).windowed_by(TimeWindows(hours=1)).count(store="hours")
+    now = resolve_topology(cluster(), builder.build(), CONFIG)
+    early = at_level(now, CONFIG, 1)
+    assert list(now.writers) == ["app-letter-repartition"]
+    assert now.programs[0].timed_sinks
+    assert now.programs[1].clocked
+    assert not now.before_windows
+    assert not early.writers
+    assert not early.programs[0].timed_sinks
+    assert not early.programs[1].clocked
+    assert early.before_windows == {0: {"hours"}}
+    assert early.announced == now.announced, "it is the same version of the topology"
+    assert at_level(early, CONFIG, LEVEL).programs[1].clocked
+    assert at_level(now, CONFIG, LEVEL) is now

@@ -19,6 +19,7 @@ from coopstreams import (
     serdes,
 )
 from coopstreams.topology.graph.subtopologies import before_windows
+from coopstreams.topology.graph.timed_topics import timed_topics
 
 HOURS = TimeWindows(milliseconds=3_600_000, grace=timedelta(0))
 IDLE = SessionWindows(minutes=5, grace=timedelta(0))
@@ -131,4 +132,5 @@ def test_those_that_feed_rows_that_expire_through_a_topic(
 ) -> None:
     builder = StreamsBuilder("app")
     write(builder)
-    assert before_windows(builder.build().subtopologies) == found
+    parts = builder.build().subtopologies
+    assert before_windows(parts, timed_topics(parts)) == found

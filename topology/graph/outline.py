@@ -22,6 +22,11 @@ from coopstreams.topology.graph.description import JSON_FORMAT
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.json_text import read_long
 
+NEWEST_FORMAT = 2
+"""The newest format of a topology record: that of a group which writes what release 0.1
+cannot read (`group.format_level`). The description itself is the same as in format 1.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Store:
@@ -188,15 +193,15 @@ def read_outline(described: str | bytes) -> Outline:
     try:
         drawn = read_long(orjson.loads, described)
         written_in = drawn.get("format", 0)
-        if written_in == JSON_FORMAT:
+        if JSON_FORMAT <= written_in <= NEWEST_FORMAT:
             return _outline(drawn)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TopologyError(
             f"this is not what `coopstreams describe --format json` writes: {error!r}"
         ) from error
     raise TopologyError(
-        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe "
-        f"it again, or use the {'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
+        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT} to "
+        f"{NEWEST_FORMAT}: describe it again, or use the {'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
     )
 
 

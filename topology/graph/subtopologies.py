@@ -43,7 +43,6 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
 )
 from coopstreams.topology.graph.order_and_time import check_silences, check_unordered
-from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 
@@ -336,6 +335,7 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
 
 def before_windows(
     subtopologies: Iterable[SubTopology],
+    timed: frozenset[str],
 ) -> Mapping[int, frozenset[str]]:
     """Return the sub-topologies whose records reach windows or other rows that expire,
     directly or through other sub-topologies.
@@ -343,12 +343,11 @@ def before_windows(
     Tasks of key ranges of one partition would read it at different speeds; in a backlog
     they are hours of records apart. The task that is ahead would advance the stream
     time of the windows, and the records of the tasks behind would be late. Timed topics
-    are left out: which records are late behind them does not depend on speeds.
+    (`timed`) are left out: which records are late behind them does not depend on speeds.
 
     Shape: number of the sub-topology to the names of the stores with rows that expire.
     """
     parts = list(subtopologies)
-    timed = timed_topics(parts)
     fed = [
         (topic, part, _fed(part, topic))
         for part in parts
