@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import httpx
 import orjson
 import pytest
 import yaml  # type: ignore[import-untyped]
+from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.testing import CliRunner, Result
 
 from coopstreams.commands.command_settings import cluster
@@ -33,6 +36,7 @@ from tests.broker.waiting import eventually
 from tests.command_line import app
 from tests.conftest import Kafka
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token-for-the-test-of-init"
 
 
@@ -192,6 +196,34 @@ def test_the_manifests_fit_each_other_the_settings_and_the_paths(folder: Path) -
     )
 
 
+def test_uv_and_pip_are_told_of_the_same_release_and_of_this_one(folder: Path) -> None:
+    by_uv = tomllib.loads((folder / "pyproject.toml").read_text())
+    [named] = by_uv["project"]["dependencies"]
+    assert (folder / "requirements.txt").read_text().split() == [named]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = Version(project["version"])
+    taken = Requirement(named).specifier
+    assert version in taken
+    assert f"{version.major}.{version.minor + 1}.0" not in taken
+    assert by_uv["project"]["requires-python"] == project["requires-python"]
+
+
+def test_the_pods_keep_the_restricted_standard(folder: Path) -> None:
+    pod = manifests(folder)["StatefulSet"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    user = re.search(r"^USER (\d+)$", (folder / "Dockerfile").read_text(), re.MULTILINE)
+    assert user is not None, (
+        "a name would not do: the kubelet cannot tell that it is not root"
+    )
+    assert int(user[1]) == pod["securityContext"]["fsGroup"]
+
+
 def test_the_unit_starts_what_the_container_starts(folder: Path) -> None:
     unit, docker = (
         (folder / "orders.service").read_text(),
@@ -224,8 +256,8 @@ def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an
 ) -> None:
     extra = 'Provides-Extra: http\nRequires-Dist: server; extra == "http"\n'
     for place, name, version in (
-        ("wheels", "coopstreams", "0.1.0"),
-        ("index", "coopstreams", "9.0.0"),
+        ("wheels", "coopstreams", "0.2.0"),
+        ("index", "coopstreams", "0.2.9"),
         ("index", "server", "1.0.0"),
     ):
         (tmp_path / place).mkdir(exist_ok=True)
@@ -244,7 +276,7 @@ def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an
             wheel.writestr(f"{within}/RECORD", "")
     shutil.copy(folder / "requirements.txt", tmp_path)
     [install] = re.findall(
-        r"^RUN pip (install .*?) &&", (folder / "Dockerfile").read_text(), re.MULTILINE
+        r"^RUN pip (install .*?) \\$", (folder / "Dockerfile").read_text(), re.MULTILINE
     )
     told = subprocess.run(
         f"{sys.executable} -m pip {install} --dry-run --ignore-installed --no-index --find-links index",
@@ -254,7 +286,7 @@ def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an
         text=True,
         check=True,
     ).stdout
-    assert "Would install coopstreams-0.1.0 server-1.0.0" in told
+    assert "Would install coopstreams-0.2.0 server-1.0.0" in told
 
 
 @pytest.mark.ci
