@@ -26,8 +26,9 @@ from collections.abc import (
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coopstreams.commit.offset_runs import above, contains
+from coopstreams.commit.offset_runs import above
 from coopstreams.commit.record import (
+    Ahead,
     CommitKey,
     Committed,
     CommitValue,
@@ -38,7 +39,7 @@ from coopstreams.commit.record import (
     topic_number,
 )
 from coopstreams.commit.view import PartitionStart, join, lowest
-from coopstreams.log.log import Position
+from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
@@ -141,6 +142,8 @@ class _SourcePosition:
     """The offset below which every record of the task's range was processed."""
     operator_times: OperatorTimes = ()
     """The operator times that the last `tell` has set."""
+    stream_time: int = NO_STREAM_TIME
+    """The birth that was reached, if records are done in the order of births."""
     follows: Callable[[], tuple[Segment, ...]] | None = None
     """The function that returns the segments instead of `reached`; None: `reached` has
     them.
@@ -183,6 +186,20 @@ class _SourcePosition:
             for segment in self.reached
         )
 
+    def born_up_to(self, position: int, ahead: Ahead) -> None:
+        """Advance the segments in the order of births, and join them."""
+        self.stream_time = max(self.stream_time, ahead.birth)
+        self.reached = _joined(
+            segment.born_up_to(position, ahead, self.operator_times)
+            for segment in self.reached
+        )
+
+    def is_at(self, segment: Segment) -> bool:
+        """Return whether a segment is where the task is, and not further."""
+        if self.stream_time != NO_STREAM_TIME:
+            return segment.stream_time == self.stream_time
+        return segment.position == self.offset
+
     def stage(self, *, individual: bool) -> tuple[Segment, ...]:
         """Stage and return the segments reached. `individual`: an individual commit has
         them.
@@ -222,6 +239,10 @@ class Progress:
         self.tells_times = False
         """Whether each commit is an individual one, because other members use the times
         in it (`promised_times`).
+        """
+        self.in_birth_order = False
+        """Whether records are done in the order of births (`born_up_to`), instead of
+        that of offsets (`advance`).
         """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
@@ -273,8 +294,21 @@ class Progress:
         return Position(at.position, at.stream_time)
 
     def lowest(self, partition: TopicPartition) -> Segment:
-        """Return the segment with the lowest position."""
-        return lowest(self._sources[partition].segments)
+        """Return the segment with the lowest position. In the order of births: the one
+        with the earliest time, at the lowest position of all.
+        """
+        segments = self._sources[partition].segments
+        first = lowest(segments)
+        if not self.in_birth_order:
+            return first
+        earliest = min(segments, key=lambda segment: segment.stream_time)
+        return replace(earliest, position=first.position)
+
+    def read_to(self, partition: TopicPartition) -> int:
+        """Return the offset below which each record is done, or waits until its birth is
+        reached.
+        """
+        return min(each.read_to for each in self._sources[partition].segments)
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
         """Return the records of a batch (of this task's range) that are still to be
@@ -295,11 +329,11 @@ class Progress:
             if len(segments) > 1
             else [0] * again
         )
+        births = columns.timestamps if columns.births is None else columns.births
         keep = []
         for i, hash_ in enumerate(hashes):
             segment = segments[bisect_left(ends, hash_)]
-            offset = columns.offsets[i]
-            if offset >= segment.position and not contains(segment.runs, offset):
+            if not segment.has_done(columns.offsets[i], births[i]):
                 keep.append(i)
         return joined([columns.pick(keep), columns.slice(again, len(columns))])
 
@@ -315,6 +349,17 @@ class Progress:
         source = self._sources[partition]
         if next_offset > source.offset:
             source.advance(next_offset, stream_time)
+
+    def born_up_to(
+        self,
+        partition: TopicPartition,
+        position: int,
+        ahead: Ahead,
+    ) -> None:
+        """Note that the records in front of a birth are done, and that none below
+        `position` waits.
+        """
+        self._sources[partition].born_up_to(position, ahead)
 
     def skip(self, partition: TopicPartition, offset: int) -> None:
         """Move the parts of the range below this offset to it, with their times. Call
@@ -345,7 +390,7 @@ class Progress:
                 segment,
                 operator_times=latest(segment.operator_times, operator_times),
             )
-            if segment.position == source.offset
+            if source.is_at(segment)
             else segment
             for segment in source.reached
         )
@@ -553,7 +598,7 @@ class Progress:
         Only for a source whose records are done in order: `opening.done_runs`.
         """
         segments = self._sources[partition].segments
-        assert not any(segment.runs for segment in segments)
+        assert not any(segment.is_parted for segment in segments)
         return {segment.key_range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
@@ -599,7 +644,7 @@ def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 def _parted(segments: Sequence[Segment]) -> bool:
     """Return whether these segments cannot be written as one offset."""
-    return len(segments) > 1 or any(segment.runs for segment in segments)
+    return len(segments) > 1 or any(segment.is_parted for segment in segments)
 
 
 def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange, ...]:

@@ -4,9 +4,10 @@ One record per task, source partition and commit. The key names the range, term 
 generation, the value the positions:
 
     key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
-    value   u8 version | str transactional.id | uvar n | n x segment [| str metadata [| n x times]] null = tombstone
+    value   u8 version | str transactional.id | uvar n | n x segment [| str metadata [| n x times [| n x ahead]]] null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
-    times   uvar k | k x (u64 operator, svar time)                                          in version 2 of a value only
+    times   uvar k | k x (u64 operator, svar time)                                          from version 2 of a value on
+    ahead   uvar read to, from the position on [| svar birth | uvar offset, not if 0]         n times, in version 3 of a value only
 
     str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar;
     numbers of fixed width are big-endian. Segments tile the key's range. Each of the m
@@ -26,6 +27,7 @@ import struct
 from base64 import b64decode
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from xxhash import xxh32_intdigest, xxh64_intdigest
 
@@ -46,6 +48,10 @@ VERSION = 1
 WITH_TIMES = 2
 """The version of a value with operator times. A reader that ignored them would emit
 closed windows again.
+"""
+WITH_AHEAD = 3
+"""The version of a value with records that are done in the order of births. A reader
+that ignored them would process those again.
 """
 MADE_ANEW = -2
 """The generation in the key of a reset after which the topic is made anew. No member
@@ -118,12 +124,32 @@ class CommitKey:
         return f"{self.topic}-{self.partition}[{self.key_range}]@{self.term}"
 
 
+class Ahead(NamedTuple):
+    """The records that are done in the order of births, above a position: of those
+    below `read_to`, the ones in front of (`birth`, `offset`) in the order of (birth,
+    offset). See `birth_order`.
+    """
+
+    read_to: int
+    birth: int
+    offset: int
+
+    def has(self, offset: int, birth: int) -> bool:
+        """Return whether a record is done."""
+        done = (birth, offset) < (self.birth, self.offset)
+        return offset < self.read_to and done
+
+    def above(self, position: int) -> Ahead | None:
+        """Return what is done above a position; None: nothing is."""
+        return self if self.read_to > position else None
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The progress of a run of hashes.
 
-    Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at
-    or above the position).
+    Shape: everything below `position` is done, and above it the offsets in `runs`
+    (inclusive), or the records `ahead`; None: none is done in the order of births.
     """
 
     key_range: KeyRange
@@ -131,20 +157,64 @@ class Segment:
     stream_time: int = NO_STREAM_TIME
     runs: Runs = ()
     operator_times: OperatorTimes = ()
+    ahead: Ahead | None = None
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether records above the position are done."""
+        return bool(self.runs) or self.ahead is not None
 
     @property
     def end(self) -> int:
         """The offset from which on no record is done."""
+        if self.ahead is not None:
+            return self.ahead.read_to
         return self.runs[-1][1] + 1 if self.runs else self.position
 
-    def has_done(self, offset: int) -> bool:
-        """Return whether a record of this range, at this offset, is done."""
-        return offset < self.position or contains(self.runs, offset)
+    @property
+    def read_to(self) -> int:
+        """The offset below which each record is done, or waits until its birth is
+        reached.
+        """
+        return self.position if self.ahead is None else self.ahead.read_to
+
+    def has_done(self, offset: int, birth: int = NO_STREAM_TIME) -> bool:
+        """Return whether a record of this range, at this offset, is done. `birth`: its
+        birth, if its topic is timed.
+        """
+        if offset < self.position or contains(self.runs, offset):
+            return True
+        return self.ahead is not None and self.ahead.has(offset, birth)
 
     def moved_to(self, offset: int) -> Segment:
         """Return the segment with everything below an offset done."""
         position, runs = advance(max(self.position, offset), self.runs)
-        return replace(self, position=position, runs=runs)
+        ahead = self.ahead and self.ahead.above(position)
+        return replace(self, position=position, runs=runs, ahead=ahead)
+
+    def born_up_to(
+        self,
+        position: int,
+        ahead: Ahead,
+        operator_times: OperatorTimes,
+    ) -> Segment:
+        """Return the segment with the records in front of a birth done, too. Nothing
+        below `position` waits any more; `operator_times` are those at the birth.
+
+        A part of the range that an earlier owner has brought further stays there.
+        """
+        own = self.ahead or Ahead(self.position, self.stream_time, self.position)
+        reached = ahead[1:] >= own[1:]
+        birth, offset = max(ahead[1:], own[1:])
+        position = max(position, self.position)
+        joined = Ahead(max(ahead.read_to, own.read_to), birth, offset)
+        return replace(
+            self,
+            position=position,
+            stream_time=max(self.stream_time, birth),
+            operator_times=operator_times if reached else self.operator_times,
+            ahead=joined.above(position),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +398,9 @@ def encode_value(value: CommitValue) -> bytes:
         ValueError: segments with holes or overlaps, runs out of order or below the
             position. A bug of the caller.
     """
-    timed = any(segment.operator_times for segment in value.segments)
-    out = bytearray([WITH_TIMES if timed else VERSION])
+    waiting = any(segment.ahead for segment in value.segments)
+    timed = waiting or any(segment.operator_times for segment in value.segments)
+    out = bytearray([WITH_AHEAD if waiting else WITH_TIMES if timed else VERSION])
     out += encode_text(value.transactional_id)
     _uvar(out, len(value.segments))
     for left, right in pairwise(value.segments):
@@ -350,7 +421,19 @@ def encode_value(value: CommitValue) -> bytes:
         for operator, time in segment.operator_times:
             out += _U64.pack(operator)
             _svar(out, time)
+    for segment in value.segments if waiting else ():
+        _put_ahead(out, segment)
     return bytes(out)
+
+
+def _put_ahead(out: bytearray, segment: Segment) -> None:
+    """Append what is done above the position in the order of births."""
+    if segment.ahead is None:
+        _uvar(out, 0)
+        return
+    _uvar(out, segment.ahead.read_to - segment.position)
+    _svar(out, segment.ahead.birth)
+    _uvar(out, segment.ahead.offset)
 
 
 def _put_progress(out: bytearray, segment: Segment) -> None:
@@ -371,7 +454,7 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     Raises:
         LogError: the bytes are of another version, or no value at all.
     """
-    _check_version(data, WITH_TIMES)
+    _check_version(data, WITH_AHEAD)
     try:
         transactional_id, at = _read_text(data, 1)
         segments, metadata = _read_said(data, at, key_range)
@@ -379,6 +462,8 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
             segment.operator_times for segment in segments
         ):
             raise ValueError("operator times are missing")
+        if (data[0] == WITH_AHEAD) != any(segment.ahead for segment in segments):
+            raise ValueError("what is ahead is missing, or has no version")
         return CommitValue(transactional_id, segments, metadata)
     except _DAMAGED as problem:
         raise _damaged("value", data, problem) from problem
@@ -430,6 +515,10 @@ def _read_said(
         for number, segment in enumerate(segments):
             times, at = _read_times(data, at)
             segments[number] = replace(segment, operator_times=times)
+    if at < len(data):
+        for number, segment in enumerate(segments):
+            ahead, at = _read_ahead(data, at, segment.position)
+            segments[number] = replace(segment, ahead=ahead)
     if at != len(data) or not segments or segments[-1].key_range.end != key_range.end:
         raise ValueError("segments do not fill the range of the key")
     return tuple(segments), metadata
@@ -465,6 +554,19 @@ def _read_times(data: bytes, at: int) -> tuple[OperatorTimes, int]:
         time, at = _read_svar(data, at + _U64.size)
         times.append((operator, time))
     return tuple(times), at
+
+
+def _read_ahead(
+    data: bytes,
+    at: int,
+    position: int,
+) -> tuple[Ahead | None, int]:
+    length, at = read_varint(data, at)
+    if not length:
+        return None, at
+    birth, at = _read_svar(data, at)
+    offset, at = read_varint(data, at)
+    return Ahead(position + length, birth, offset), at
 
 
 def _uvar(out: bytearray, number: int) -> None:

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from coopstreams.commit.offset_runs import above
+from coopstreams.commit.offset_runs import Runs, above
 from coopstreams.commit.packed_map import Packed
 from coopstreams.commit.record import (
+    Ahead,
     MADE_ANEW,
     PARTITION,
     TAIL_BYTES,
@@ -517,7 +518,7 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None
-        if last and (last.position, last.runs) == (segment.position, segment.runs):
+        if last and _progress(last) == _progress(segment):
             key_range = KeyRange(last.key_range.start, segment.key_range.end)
             joined[-1] = replace(
                 last,
@@ -528,6 +529,10 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
         else:
             joined.append(segment)
     return joined
+
+
+def _progress(segment: Segment) -> tuple[int, Runs, Ahead | None]:
+    return segment.position, segment.runs, segment.ahead
 
 
 def _combined(
@@ -565,4 +570,5 @@ def _combined(
         max(segment.stream_time, committed.stream_time),
         above(segment.runs, position),
         latest(segment.operator_times, committed.operator_times),
+        segment.ahead and segment.ahead.above(position),
     )

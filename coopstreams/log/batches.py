@@ -164,6 +164,7 @@ class Routes:
             self.keep_marks
             or self.timestamps is not None
             or self._operator_times is not None
+            or self.clock is not None
         )
         return None if self.whole or all_seen else self._router
 
@@ -193,8 +194,9 @@ class Routes:
         """Set the operator times of records between two marks of a timed topic: all are
         its clock.
         """
-        assert self._operator_times is not None
         assert self.clock is not None
+        if self._operator_times is None:
+            return
         # The operators are asked once, not for each part between two marks.
         count = len(self.now) or len(self._operator_times(NO_RECORDS))
         self.now = [self.clock.now] * count
@@ -271,6 +273,11 @@ def make_batches(
     slots = [columns] if routes is None else routes.split(columns)
     now = () if routes is None else routes.now
     busy = len(columns) > 0
+    clock = (
+        NO_STREAM_TIME
+        if routes is None or routes.clock is None
+        else routes.clock.now
+    )
     advances = (
         (Advances(*(array("q", column) for column in zip(*steps, strict=True))),)
         if steps
@@ -287,6 +294,7 @@ def make_batches(
             now,
             busy,
             advances,
+            clock,
         )
         for slot, part in enumerate(slots)
     ]

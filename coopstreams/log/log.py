@@ -82,6 +82,8 @@ class RecordBatch:
     """The moments at which the partition's stream time advanced within this batch; see
     `Reader.route`.
     """
+    clock: int = NO_STREAM_TIME
+    """The clock after this batch, if the topic is timed (`clocks`)."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
         """Return one batch in place of this batch and the previous one, `before`, if

@@ -36,9 +36,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from coopstreams.commit.record import Ahead
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
@@ -157,6 +158,10 @@ class Step:
     next_offset: int
     stream_time: int
     operator_times: Sequence[int] = ()
+    ahead: Ahead | None = None
+    """What is done in the order of births once the step is processed; None: all below
+    the position is done.
+    """
 
     def singles(self) -> Iterator[Step]:
         """Yield the step as steps of one record each."""
@@ -170,18 +175,18 @@ class Step:
         siblings' records come with the last part.
         """
         columns = self.columns
+        if not start and stop == len(columns):
+            return self
+        part = columns.slice(start, stop)
         if stop == len(columns):
-            times = self.next_offset, self.stream_time, self.operator_times
-            return (
-                self
-                if not start
-                else Step(self.source, columns.slice(start, stop), *times)
-            )
-        return Step(
-            self.source,
-            columns.slice(start, stop),
-            columns.offsets[stop - 1] + 1,
-            columns.stream_times[stop - 1],
+            return replace(self, columns=part)
+        next_offset = columns.offsets[stop - 1] + 1
+        reached = columns.stream_times[stop - 1]
+        if self.ahead is None:
+            return Step(self.source, part, next_offset, reached)
+        ahead = Ahead(self.ahead.read_to, reached, next_offset)
+        return replace(
+            self, columns=part, stream_time=reached, operator_times=(), ahead=ahead
         )
 
 

@@ -22,7 +22,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from coopstreams.commit.progress import Progress
@@ -32,6 +32,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.tasks.birth_order import BirthOrder
 from coopstreams.tasks.hot_key_groups import Heat
 from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.misplaced_topics import Placing
@@ -232,6 +233,8 @@ class Task:
         """Until when the task, which is being closed, waits for its calls at the longest
         (`Host.now`); None: it does not wait.
         """
+        self._in_birth_order = program.in_birth_order
+        self.progress.in_birth_order = program.in_birth_order
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(store_times(program.subtopology, opened.progress))
         by_key = settings.by_key and program.keys_suffice
@@ -248,10 +251,19 @@ class Task:
                     part.stream_time,
                     part.operator_times,
                 )
-        self.queues = SourceQueues(positions, settings.max_idle_ms)
+        self.queues: SourceQueues | BirthOrder = (
+            BirthOrder(positions)
+            if program.in_birth_order
+            else SourceQueues(positions, settings.max_idle_ms)
+        )
+        self.timed = bool(program.timed_sinks)
+        """Whether the task writes to timed topics."""
+        self.promises = self.timed and not (program.clocked or program.in_birth_order)
+        """Whether the task promises times to readers while its sources are silent."""
+        keeps_promises = self.timed and not program.in_birth_order
         self._reached_later = {
             source: ahead
-            for source in (opened.sources if program.timed_sinks else ())
+            for source in (opened.sources if keeps_promises else ())
             if (ahead := self._times_ahead(source))
         }
         """Per source, the operator times that parts of the range have reached, with
@@ -283,10 +295,6 @@ class Task:
             )
         self.idle_ms = program.idle_ms
         self.marks = MarkSchedule()
-        self.timed = bool(program.timed_sinks)
-        """Whether the task writes to timed topics."""
-        self.promises = self.timed and not program.clocked
-        """Whether the task promises times to readers while its sources are silent."""
         self.progress.tells_times = self.promises
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
@@ -390,10 +398,22 @@ class Task:
 
     def add(self, batch: RecordBatch) -> None:
         """Queue a batch of records that the reader has fetched."""
+        if self._in_birth_order:
+            unseen = self.progress.unseen(batch.partition, batch.columns)
+            batch = replace(batch, columns=unseen)
         if batch.partition in self._reached_later:
             batch = self._with_times_ahead(batch)
         self.program.foresee(batch.partition.topic, batch.advances)
         self.queues.add(batch)
+
+    def is_through(self, source: TopicPartition, offset: int) -> bool:
+        """Return whether all records of a source below an offset were processed, or wait
+        for the clock of a timed topic.
+        """
+        if not isinstance(self.queues, BirthOrder):
+            return self.progress.position(source).offset >= offset
+        reached = self.progress.read_to(source) >= offset
+        return reached and not self._singles and not self.queues.has_steps(source)
 
     def step(self, *, single: bool = False, most: int = MOST_AT_ONCE) -> bool:
         """Process records for about `STEP_S`; return whether there may be more. Outputs
@@ -450,7 +470,7 @@ class Task:
         self._at = step
         columns = (
             step.columns
-            if self.calls is not None
+            if self.calls is not None or self._in_birth_order
             else self.progress.unseen(step.source, step.columns)
         )
         if len(columns):
@@ -469,7 +489,10 @@ class Task:
                 self._services.placing.look(step.source, columns.keys)
         if self.calls is None:
             self.program.advance(step.source, step.stream_time, step.operator_times)
-            self.progress.advance(step.source, step.next_offset, step.stream_time)
+            if step.ahead is None:
+                self.progress.advance(step.source, step.next_offset, step.stream_time)
+            else:
+                self.progress.born_up_to(step.source, step.next_offset, step.ahead)
         else:
             for reached in self.calls.passed(len(columns)):
                 self.program.advance(*reached)

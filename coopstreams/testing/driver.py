@@ -780,7 +780,7 @@ class TopologyTestDriver:
             else None
         )
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
-        if program.clocked:
+        if source.topic in self._writers:
             self._silences.expect_marks(source)
         timestamps = program.timestamp_of.get(source.topic)
         self._reader.route(
@@ -876,7 +876,7 @@ class TopologyTestDriver:
             try:
                 for task in tasks:
                     waiting = task.queues.waiting(source)
-                    while task.progress.position(source).offset < until:
+                    while not task.is_through(source, until):
                         if task.step(single=True):
                             moved = True
                         elif self._held is not None or not task.wait_for_calls():

@@ -68,9 +68,7 @@ class Silences:
         `at`: the position after the record or time mark.
         """
         if source in self._marked:
-            return all(
-                task.progress.position(source).offset >= at.offset for task in tasks
-            )
+            return all(task.is_through(source, at.offset) for task in tasks)
         return not any(task.queues.waiting(source) for task in tasks)
 
     def advance(self, now_ms: int) -> None:

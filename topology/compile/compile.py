@@ -46,7 +46,10 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
     TableSource,
 )
-from coopstreams.topology.graph.timed_topics import timed_topics
+from coopstreams.topology.graph.timed_topics import (
+    reads_in_birth_order,
+    timed_topics,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
@@ -126,6 +129,8 @@ def compile_subtopology(
     )
     if timed is None:
         timed = timed_topics(topology.subtopologies)
+    in_birth_order = reads_in_birth_order(subtopology, timed)
+    clocked = not (timed.isdisjoint(subtopology.topics) or in_birth_order)
     title = f"{topology.application_id} sub-topology {subtopology.id}"
     compilation = _Compilation(
         title,
@@ -135,6 +140,7 @@ def compile_subtopology(
         parts,
         may_drop,
         timed,
+        clocked,
     )
     first = ahead_of_calls(subtopology)
     ahead = None
@@ -158,7 +164,8 @@ def compile_subtopology(
             for topic, source in sources.items()
             if source.idle_ms is not None
         },
-        clocked=not timed.isdisjoint(subtopology.topics),
+        clocked=clocked,
+        in_birth_order=in_birth_order,
         timed_sinks={
             node.topic: node.name
             for node in subtopology.nodes
@@ -194,6 +201,7 @@ class _Compilation:
     parts: MakeParts | None = None
     may_drop: bool = False
     timed: frozenset[str] = frozenset()
+    clocked: bool = False
 
     def compiled(
         self,
@@ -211,6 +219,7 @@ class _Compilation:
             wrapper=self.wrapper,
             may_drop=self.may_drop,
             timed=self.timed,
+            clocked=self.clocked,
         )
         text = _text(compiler, self.subtopology)
         unit = compiler.unit

@@ -109,6 +109,10 @@ class Program:
     """Whether the clock of its topic is the time of all its operators: see
     `timed_topics`.
     """
+    in_birth_order: bool = False
+    """Whether its tasks get records in the order of their births, with these as
+    operator times: see `timed_topics`.
+    """
     timed_sinks: Mapping[str, str] = field(default_factory=dict)
     """The timed topics that it writes, with births and time marks, and the node that
     writes each.
@@ -116,10 +120,14 @@ class Program:
 
     @property
     def told_times(self) -> bool:
-        """Whether its tasks get operator times from the reader even if they have whole
+        """Whether its tasks get operator times from outside even if they have whole
         partitions.
         """
-        return bool(self.idle_ms or self.timed_sinks) or self.clocked
+        return (
+            bool(self.idle_ms or self.timed_sinks)
+            or self.clocked
+            or self.in_birth_order
+        )
 
     def operator_times_of(
         self,

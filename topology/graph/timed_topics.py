@@ -8,19 +8,20 @@ that its own source partition had when it was read, and each writer tells by *ma
 far it has come. A record is late by its birth; windows close by the *clock*, the least
 of all marks. Both are functions of the source topics alone.
 
-A topic is timed if both its readers and its writers allow it:
+A topic is timed if both its readers and its writers allow it. Its writers take record
+by record from topics of the user, or from timed topics. Its readers depend on time, or
+write to another timed topic. They take records in one of two orders:
 
-* its readers are tumbling and hopping windows, with or without `suppress` and
-  `emit_on_close`, behind nodes that take record by record; or nodes that write to
-  another timed topic, record by record;
-* its writers take record by record from topics of the user, or from one timed topic.
+* As they come: tumbling and hopping windows of one topic, with or without `suppress`
+  and `emit_on_close`. Their rows are the same in whatever order records come.
+* In the order of births (`reads_in_birth_order`): everything else that depends on time,
+  such as sessions, sliding windows, stream joins and rows with a time to live. What a
+  record meets there depends on what came before it. So a task holds each record until
+  the clock has reached its birth (`coopstreams.tasks.birth_order`).
 
-All other windows behind a repartition topic keep the time of the newest record, and the
-partitions in front of them are not cut (`subtopologies.before_windows`). These are
-sliding windows and sessions (what a record meets there depends on what came before it,
-not only on its birth), windows of the user, stream joins (a record without a match
-would have to wait for the births of the other side), rows with a time to live, and
-several topics in one reader.
+All other readers keep the time of the newest record, and the partitions in front of
+them are not cut (`subtopologies.before_windows`). These are processors and functions
+that wait, and readers that also read a topic of the user.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ from collections.abc import Iterable, Sequence
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import (
     BufferedJoin,
+    ForeignKeyAnswer,
+    ForeignKeyAsk,
+    ForeignKeyResult,
     StreamGlobalJoin,
+    StreamStreamJoin,
     stores_of,
 )
 from coopstreams.topology.graph.nodes import (
     RECORD_BY_RECORD,
     Aggregate,
     ApplyTo,
+    AsyncMap,
     DynamicSink,
     Late,
     Node,
+    Processing,
     Sink,
     Source,
     StreamTableJoin,
     SubTopology,
+    TableSource,
     ToStream,
 )
 from coopstreams.topology.windows import TimeWindows
@@ -60,12 +68,29 @@ _READERS = (
     DynamicSink,
     ApplyTo,
 )
+_NOT_IN_BIRTH_ORDER = (
+    Processing,
+    AsyncMap,
+    ApplyTo,
+    ForeignKeyAsk,
+    ForeignKeyAnswer,
+    ForeignKeyResult,
+    TableSource,
+)
+"""Nodes that need records in the order of their offsets (calls, external sinks, tables
+that are restored from their topic), or the moments at which time advances.
+"""
 
 
 def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
     """Return the timed topics among the repartition topics of these sub-topologies."""
     parts = list(parts)
-    timed = {part.topics[0] for part in parts if _may_follow_a_clock(part)}
+    timed = {
+        topic
+        for part in parts
+        if _may_follow_a_clock(part) or _may_read_in_birth_order(part)
+        for topic in part.topics
+    }
     while True:
         # What one topic is depends on those above and below it: leave out those of
         # which one end is not timed, until there are none.
@@ -73,6 +98,13 @@ def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
         if kept == timed:
             return frozenset(timed)
         timed = kept
+
+
+def reads_in_birth_order(part: SubTopology, timed: frozenset[str]) -> bool:
+    """Return whether the tasks of a sub-topology take their records in the order of
+    births. `timed`: the timed topics.
+    """
+    return not timed.isdisjoint(part.topics) and not _may_follow_a_clock(part)
 
 
 def writers_of(parts: Sequence[SubTopology], tasks: Sequence[int]) -> dict[str, int]:
@@ -95,22 +127,41 @@ def _is_timed(
 ) -> bool:
     reader = next(part for part in parts if topic in part.topics)
     writers = [part for part in parts if topic in _written(part)]
-    needed = _has_windows(reader) or not timed.isdisjoint(_written(reader))
-    return needed and all(_may_write(part, topic, timed) for part in writers)
+    needed = _depends_on_time(reader) or not timed.isdisjoint(_written(reader))
+    return (
+        needed
+        and timed.issuperset(reader.topics)
+        and all(_may_write(part, topic, timed) for part in writers)
+    )
 
 
 def _may_follow_a_clock(part: SubTopology) -> bool:
     """Whether the nodes of a sub-topology can take the clock of its one topic as their
     time.
     """
+    return (
+        len(part.topics) == 1
+        and _has_internal_topics(part)
+        and all(
+            isinstance(node, _READERS) and _has_lawful_rows(node, part)
+            for node in part.nodes
+        )
+    )
+
+
+def _may_read_in_birth_order(part: SubTopology) -> bool:
+    return _has_internal_topics(part) and not any(
+        isinstance(node, _NOT_IN_BIRTH_ORDER) for node in part.nodes
+    )
+
+
+def _has_internal_topics(part: SubTopology) -> bool:
+    """Whether a sub-topology reads repartition topics only, none of which follows its
+    own silence (`idle_advance`).
+    """
     sources = [node for node in part.nodes if isinstance(node, Source)]
-    if len(part.topics) > 1 or not all(
+    return bool(sources) and all(
         source.internal and source.idle_ms is None for source in sources
-    ):
-        return False
-    return all(
-        isinstance(node, _READERS) and _has_lawful_rows(node, part)
-        for node in part.nodes
     )
 
 
@@ -141,7 +192,7 @@ def _may_write(
     if any(source.unordered for source in sources):
         return False
     begins = not any(source.internal for source in sources)
-    passes_on = len(part.topics) == 1 and part.topics[0] in timed
+    passes_on = timed.issuperset(part.topics)
     allowed = _WRITERS if begins else RECORD_BY_RECORD
     sinks = [
         node for node in part.nodes if isinstance(node, Sink) and node.topic == topic
@@ -153,9 +204,13 @@ def _may_write(
     )
 
 
-def _has_windows(part: SubTopology) -> bool:
+def _depends_on_time(part: SubTopology) -> bool:
+    """Whether rows of a sub-topology close, expire or match by time."""
     return any(
-        isinstance(node, Aggregate) and node.windows is not None for node in part.nodes
+        isinstance(node, StreamStreamJoin | BufferedJoin | Suppress)
+        or getattr(node, "windows", None) is not None
+        or any(store.ttl_ms or store.history_ms for store in stores_of(node))
+        for node in part.nodes
     )
 
 

@@ -75,6 +75,7 @@ class Compiler:
         wrapper: ProcessorWrapper | None = None,
         may_drop: bool = False,
         timed: frozenset[str] = frozenset(),
+        clocked: bool = False,
     ) -> None:
         self.analysis = analysis
         self.caching = variant.caching
@@ -82,10 +83,7 @@ class Compiler:
         self.native = variant.native
         self.timed = timed
         """The topics whose records have births and time marks: see `timed_topics`."""
-        self.clocked = any(
-            isinstance(node, Source) and not timed.isdisjoint(node.topics)
-            for node in analysis.nodes
-        )
+        self.clocked = clocked
         """Whether all times are the clock of the one topic that the nodes read."""
         self.parts = parts
         """Makes the reader of parts of JSON values. None: values are deserialised to

@@ -1,0 +1,268 @@
+"""The order of births: how a task takes the records of timed topics whose order matters
+(`timed_topics.reads_in_birth_order`).
+
+A record waits until the clock of each source has reached its birth. No record that is
+still to come is born earlier, so records come in the order of their births, as if all
+source partitions and key ranges were one partition, and the birth of each is
+the time of all operators. Equal births keep the order of their offsets, those of several
+sources the order of the sources.
+
+    log       offset 0: born 10   1: born 3   mark: clock 5   3: born 7   mark: clock 10
+    taken                                     1 (3)                       3 (7), 0 (10)
+
+Waiting records are in memory, and in no store: the log has them. A commit says how far
+the partition was read, and the birth in front of which everything is done (`Ahead`). Its
+position is in front of the first record that may wait, so a successor reads from there,
+and drops what is done.
+
+Invariant: a commit between two steps describes exactly the records that were taken.
+Under at-least-once a record may be repeated behind marks that have passed its birth: it
+is taken at once, at the time that was reached, and no commit counts it as done before.
+Turned down: a buffer as a store with a changelog (nearly every record would be written
+to it, and deleted, because it waits for the next mark of the slowest writer), and the
+offsets of done records in commits (each second one, where two writers take turns).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+
+from coopstreams.commit.record import Ahead
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
+from coopstreams.tasks.queues import Step
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Columns,
+    TopicPartition,
+    joined,
+)
+
+
+@dataclass(slots=True)
+class _Born:
+    """Records in the order of births, of which the first `begun` were taken.
+
+    Shape: `births` has the birth of each. `first`: the least of their offsets.
+    """
+
+    columns: Columns
+    births: Sequence[int]
+    first: int
+    begun: int = 0
+
+    @staticmethod
+    def of(columns: Columns) -> _Born:
+        """Return records, given in the order of offsets, in the order of births."""
+        births = columns.timestamps if columns.births is None else columns.births
+        first = columns.offsets[0]
+        in_order = sorted(births)
+        if in_order == list(births):
+            return _Born(columns, in_order, first)
+        by_birth = sorted(range(len(births)), key=births.__getitem__)
+        return _Born(columns.ordered(by_birth), in_order, first)
+
+    @property
+    def left(self) -> int:
+        """The number of records that were not taken."""
+        return len(self.births) - self.begun
+
+    @property
+    def head(self) -> int:
+        """The birth of the next record. There must be one."""
+        return self.births[self.begun]
+
+    def take(self, stop: int) -> Columns:
+        """Return the records in front of an index, and count them as taken."""
+        taken = self.columns.slice(self.begun, stop)
+        self.begun = stop
+        return taken
+
+
+@dataclass(slots=True)
+class _Source:
+    """A source partition. `received`: the next offset to take in."""
+
+    received: int
+    waiting: list[_Born] = field(default_factory=list)
+    """The batches whose records wait for the clock, in the order of offsets."""
+    due: _Born = field(default_factory=lambda: _Born(NO_RECORDS, (), 0))
+    """The records whose births the clock has reached."""
+    clock: int = NO_STREAM_TIME
+    operators: int = 0
+    """The number of the topic's operator times."""
+    at: Ahead = Ahead(0, NO_STREAM_TIME, 0)
+    """How far records are done, in the order of births."""
+    untold: bool = False
+    """Whether the source has got on since the last step without records."""
+
+    @property
+    def position(self) -> int:
+        """The offset in front of the first record that may wait."""
+        first = self.waiting[0].first if self.waiting else self.received
+        return min(first, self.due.first) if self.due.left else first
+
+    def release(self, clock: int) -> None:
+        """Move the records whose births the clock has reached to `due`."""
+        parts = list[Columns]()
+        for batch in self.waiting:
+            if batch.head <= clock:
+                parts.append(batch.take(bisect_right(batch.births, clock)))
+        if not parts:
+            return
+        first = self.position
+        self.waiting = [batch for batch in self.waiting if batch.left]
+        # Batches come in the order of offsets, so equal births keep theirs.
+        self.due = replace(_Born.of(joined(parts)), first=first)
+
+
+class BirthOrder:
+    """The queues of one task whose records come in the order of births.
+
+    Shape: sources are in the order of the topology.
+    """
+
+    waits_until: float | None = None
+    """Never: only further records and marks make more of them due."""
+
+    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]]) -> None:
+        self._sources = {
+            source: _Source(
+                at.offset,
+                clock=at.stream_time,
+                at=Ahead(at.offset, at.stream_time, at.offset),
+            )
+            for source, at in positions
+        }
+        self._in_order = list(self._sources.items())
+
+    def received(self, source: TopicPartition) -> int:
+        """Return the next offset of a source that was not taken in."""
+        return self._sources[source].received
+
+    def waiting(self, source: TopicPartition) -> int:
+        """Return how many records of a source may be taken. Those that wait for the
+        clock are left out: the marks that release them are still to be read.
+        """
+        return self._sources[source].due.left
+
+    def has_steps(self, source: TopicPartition) -> bool:
+        """Return whether `steps` would yield some of a source."""
+        return self._sources[source].untold or bool(self.waiting(source))
+
+    def held(self, source: TopicPartition) -> int:
+        """Return how many records of a source wait for the clock."""
+        return sum(batch.left for batch in self._sources[source].waiting)
+
+    def hold(self, source: TopicPartition, held: bool) -> None:
+        """Do nothing: whether the reader holds a source does not change the order."""
+
+    def add(self, batch: RecordBatch) -> None:
+        """Take in a batch of the reader, without records that were taken in before the
+        reader went back.
+        """
+        source = self._sources[batch.partition]
+        if batch.next_offset < source.received:
+            return
+        columns = batch.columns
+        if len(columns) and columns.offsets[0] < source.received:
+            seen = bisect_left(columns.offsets, source.received)
+            columns = columns.slice(seen, len(columns))
+        source.received = batch.next_offset
+        source.clock = max(source.clock, batch.clock)
+        source.operators = len(batch.operator_times) or source.operators
+        source.untold = True
+        if len(columns):
+            source.waiting.append(_Born.of(columns))
+
+    def steps(self, most: int, now: float) -> Iterator[Step]:
+        """Yield the steps that may be processed now, in order, of at most `most`
+        records each.
+        """
+        while (step := self.next(most, now)) is not None:
+            yield step
+
+    def next(self, most: int, now: float) -> Step | None:
+        """Return the first step that `steps` would yield; None if there is none."""
+        found = self._first_due()
+        if found is None:
+            clock = min(source.clock for _, source in self._in_order)
+            for _, source in self._in_order:
+                source.release(clock)
+            found = self._first_due()
+            if found is None:
+                return self._told(clock)
+        order, limit, ties = found
+        name, source = self._in_order[order]
+        births = source.due.births
+        stop = min(source.due.begun + most, len(births))
+        if limit is not None:
+            find = bisect_right if ties else bisect_left
+            stop = min(stop, find(births, limit, source.due.begun))
+        return self._taken(name, source, stop)
+
+    def _first_due(self) -> tuple[int, int | None, bool] | None:
+        """Return the number of the source whose record comes next, the birth of the next
+        record of another source, None if there is none, and whether records with that
+        birth come before it. None: no record is due.
+        """
+        heads = sorted(
+            (source.due.head, order)
+            for order, (_, source) in enumerate(self._in_order)
+            if source.due.left
+        )
+        if not heads:
+            return None
+        _, order = heads[0]
+        if len(heads) == 1:
+            return order, None, False
+        limit, other = heads[1]
+        return order, limit, order < other
+
+    @staticmethod
+    def _taken(name: TopicPartition, source: _Source, stop: int) -> Step:
+        """Return the due records of a source in front of an index as a step."""
+        due = source.due
+        position = source.position
+        reached = source.at.birth
+        if due.head < reached:  # repeated behind their time: no commit counts these
+            stop = min(stop, bisect_left(due.births, reached))
+            at = source.at
+        else:
+            at = Ahead(
+                source.received,
+                due.births[stop - 1],
+                due.columns.offsets[stop - 1] + 1,
+            )
+        births = [max(birth, reached) for birth in due.births[due.begun : stop]]
+        columns = replace(
+            due.take(stop),
+            stream_times=births,
+            operator_times=[births] * source.operators,
+            births=None,
+        )
+        source.at = at
+        source.untold = True
+        return Step(name, columns, position, births[-1], (), at)
+
+    def _told(self, clock: int) -> Step | None:
+        """Return a step without records that brings a source to the clock; None: each
+        one is there.
+        """
+        for name, source in self._in_order:
+            if not source.untold:
+                continue
+            source.untold = False
+            birth = max(clock, source.at.birth)
+            source.at = Ahead(source.received, birth, source.received)
+            return Step(
+                name,
+                NO_RECORDS,
+                source.position,
+                birth,
+                [birth] * source.operators,
+                source.at,
+            )
+        return None

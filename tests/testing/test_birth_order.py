@@ -1,0 +1,230 @@
+"""Behind repartition topics everything that depends on time gives what it would give
+for one source partition that has all records in the order of their births.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    Materialized,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_time_limit,
+    until_window_closes,
+)
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.graph.timed_topics import timed_topics
+
+Stream = KStream[str, str]
+
+
+def ms(number: int) -> timedelta:
+    return timedelta(milliseconds=number)
+
+
+def renamed(stream: Stream, name: str) -> Stream:
+    by_value = stream.select_key(lambda _, value: value[:1], key=serdes.text)
+    return by_value.repartition(name=name, key=serdes.text, value=serdes.text)
+
+
+def as_it_is(stream: Stream, name: str) -> Stream:
+    return stream
+
+
+Through = Callable[[Stream, str], Stream]
+"""The way of a stream to what depends on time: through a repartition topic, or none."""
+
+
+def source(builder: StreamsBuilder, topic: str = "in") -> Stream:
+    return builder.stream(topic, key=serdes.text, value=serdes.text)
+
+
+def sessions(builder: StreamsBuilder, through: Through) -> None:
+    idle = SessionWindows(ms(5), grace=ms(3))
+    counts = through(source(builder), "by-value").group_by_key().windowed_by(idle)
+    counts.count(store="sessions").to_stream().to("out")
+
+
+def final_sessions(builder: StreamsBuilder, through: Through) -> None:
+    idle = SessionWindows(ms(5), grace=ms(3))
+    counts = through(source(builder), "by-value").group_by_key().windowed_by(idle)
+    final = counts.count(store="sessions").suppress(until_window_closes(), name="held")
+    final.to_stream().to("out")
+
+
+def sliding_windows(builder: StreamsBuilder, through: Through) -> None:
+    near = SlidingWindows(ms(6), grace=ms(4))
+    counts = through(source(builder), "by-value").group_by_key().windowed_by(near)
+    counts.count(store="near").to_stream().to("out")
+
+
+def sessions_behind_two_topics(builder: StreamsBuilder, through: Through) -> None:
+    sessions(builder, lambda stream, _: through(through(stream, "first"), "second"))
+
+
+def a_join_of_streams(builder: StreamsBuilder, through: Through, kind: str) -> None:
+    left = through(source(builder), "left")
+    right = through(source(builder, "other"), "right")
+    within = JoinWindows(ms(6), grace=ms(4))
+    joined = getattr(left, kind)(
+        right, "{}+{}".format, windows=within, store="pairs", value=serdes.text
+    )
+    joined.to("out")
+
+
+def inner_join(builder: StreamsBuilder, through: Through) -> None:
+    a_join_of_streams(builder, through, "join")
+
+
+def left_join(builder: StreamsBuilder, through: Through) -> None:
+    a_join_of_streams(builder, through, "left_join")
+
+
+def outer_join(builder: StreamsBuilder, through: Through) -> None:
+    a_join_of_streams(builder, through, "outer_join")
+
+
+def rows_with_a_time_to_live(builder: StreamsBuilder, through: Through) -> None:
+    counts = through(source(builder), "by-value").group_by_key()
+    kept = Materialized("counts", ttl=ms(8))
+    counts.count(store=kept).to_stream().to("out")
+
+
+def updates_held_for_a_time(builder: StreamsBuilder, through: Through) -> None:
+    counts = through(source(builder), "by-value").group_by_key().count(store="counts")
+    counts.suppress(until_time_limit(ms(7)), name="held").to_stream().to("out")
+
+
+def windows_of_two_topics(builder: StreamsBuilder, through: Through) -> None:
+    both = through(source(builder), "first").merge(
+        through(source(builder, "other"), "second")
+    )
+    windows = TimeWindows(ms(10), grace=ms(2))
+    counts = both.group_by_key().windowed_by(windows).count(store="hours")
+    counts.suppress(until_window_closes(), name="held").to_stream().to("out")
+
+
+PROGRAMS = (
+    sessions,
+    final_sessions,
+    sliding_windows,
+    sessions_behind_two_topics,
+    inner_join,
+    left_join,
+    outer_join,
+    rows_with_a_time_to_live,
+    updates_held_for_a_time,
+    windows_of_two_topics,
+)
+
+Program = Callable[[StreamsBuilder, Through], None]
+Outputs = dict[bytes | None, list[tuple[bytes | None, int]]]
+Written = dict[TopicPartition, list[tuple[str, int]]]
+"""The records of each source partition: their values and times."""
+MOST = 3
+"""The most partitions that are drawn."""
+
+rows = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(0, 40)), min_size=1, max_size=20
+)
+"""Keys and times of one partition."""
+partitions = st.lists(rows, min_size=1, max_size=MOST)
+
+
+def built(program: Program, through: Through) -> Topology:
+    builder = StreamsBuilder("app")
+    program(builder, through)
+    return builder.build()
+
+
+def written_by(drawn: list[list[tuple[str, int]]], topics: list[str]) -> Written:
+    """Return the records of the partitions of these topics. No two partitions have a
+    birth in common, whose order would be that of arrival.
+    """
+    return {
+        TopicPartition(topics[number % len(topics)], number // len(topics)): [
+            (f"{key}{at}", MOST * time + number)
+            for at, (key, time) in enumerate(records)
+        ]
+        for number, records in enumerate(drawn)
+    }
+
+
+def in_birth_order(written: Written) -> list[tuple[TopicPartition, tuple[str, int]]]:
+    """Return the records that the clock reaches, in the order of their births, as those
+    of one partition.
+    """
+    born = []
+    for where, records in written.items():
+        birth = -1
+        for record in records:
+            birth = max(birth, record[1])
+            born.append((birth, where._replace(partition=0), record))
+    clock = min(max(time for _, time in records) for records in written.values())
+    born.sort(key=lambda record: record[0])
+    return [(where, record) for birth, where, record in born if birth <= clock]
+
+
+def outputs(
+    topology: Topology,
+    written: list[tuple[TopicPartition, tuple[str, int]]],
+    counts: dict[str, int],
+    ranges: int,
+) -> Outputs:
+    """Return what a topology writes, by key."""
+    found: Outputs = defaultdict(list)
+    partitions = {**counts, "out": 1}
+    with TopologyTestDriver(topology, ranges=ranges, partitions=partitions) as driver:
+        for where, (value, time) in written:
+            source = driver.input(where.topic, serdes.text, serdes.text)
+            source.send(value[:1], value, time, partition=where.partition)
+        for record in driver.output("out", serdes.raw, serdes.raw).read():
+            found[record.key].append((record.value, record.timestamp))
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_their_topics_are_timed(program: Program) -> None:
+    parts = built(program, renamed).subtopologies
+    topics = {topic for part in parts for topic in part.topics}
+    internal = {topic for topic in topics if topic.endswith("-repartition")}
+    assert timed_topics(parts) == internal
+
+
+@settings(max_examples=25)
+@pytest.mark.parametrize("program", PROGRAMS)
+@given(partitions, st.lists(st.integers(0, 2), max_size=60), st.sampled_from([1, 2, 5]))
+def test_the_answer_is_that_of_one_partition_in_the_order_of_births(
+    program: Program, drawn: list[list[tuple[str, int]]], order: list[int], ranges: int
+) -> None:
+    alone = built(program, as_it_is)
+    topics = sorted(alone.source_topics)
+    written = written_by(drawn, topics)
+    left = [(where, deque(records)) for where, records in written.items()]
+    turns = []
+    for turn in [*order, *(p for p, (_, some) in enumerate(left) for _ in some)]:
+        where, records = left[turn % len(left)]
+        if records:
+            turns.append((where, records.popleft()))
+    count = -(-len(written) // len(topics))
+    # a partition without records is not heard, and time waits for it
+    complete = count * len(topics) == len(written)
+    expected = outputs(
+        alone, in_birth_order(written) if complete else [], dict.fromkeys(topics, 1), 1
+    )
+    counts = dict.fromkeys(topics, count)
+    assert outputs(built(program, renamed), turns, counts, ranges) == expected
