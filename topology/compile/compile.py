@@ -141,6 +141,7 @@ def compile_subtopology(
         may_drop,
         timed,
         clocked,
+        in_birth_order,
     )
     first = ahead_of_calls(subtopology)
     ahead = None
@@ -202,6 +203,7 @@ class _Compilation:
     may_drop: bool = False
     timed: frozenset[str] = frozenset()
     clocked: bool = False
+    in_birth_order: bool = False
 
     def compiled(
         self,
@@ -220,6 +222,7 @@ class _Compilation:
             may_drop=self.may_drop,
             timed=self.timed,
             clocked=self.clocked,
+            in_birth_order=self.in_birth_order,
         )
         text = _text(compiler, self.subtopology)
         unit = compiler.unit

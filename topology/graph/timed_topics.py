@@ -20,8 +20,8 @@ write to another timed topic. They take records in one of two orders:
   the clock has reached its birth (`coopstreams.tasks.birth_order`).
 
 All other readers keep the time of the newest record, and the partitions in front of
-them are not cut (`subtopologies.before_windows`). These are processors and functions
-that wait, and readers that also read a topic of the user.
+them are not cut (`subtopologies.before_windows`). These are processors, functions that
+wait, `suppress` until a time limit, and readers that also read a topic of the user.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ _NOT_IN_BIRTH_ORDER = (
     TableSource,
 )
 """Nodes that need records in the order of their offsets (calls, external sinks, tables
-that are restored from their topic), or the moments at which time advances.
+that are restored from their topic), or the records at which time advances. These are
+processors, and `suppress` until a time limit: the record that reaches the limit counts.
 """
 
 
@@ -151,7 +152,9 @@ def _may_follow_a_clock(part: SubTopology) -> bool:
 
 def _may_read_in_birth_order(part: SubTopology) -> bool:
     return _has_internal_topics(part) and not any(
-        isinstance(node, _NOT_IN_BIRTH_ORDER) for node in part.nodes
+        isinstance(node, _NOT_IN_BIRTH_ORDER)
+        or (isinstance(node, Suppress) and not node.until_close)
+        for node in part.nodes
     )
 
 
@@ -207,7 +210,7 @@ def _may_write(
 def _depends_on_time(part: SubTopology) -> bool:
     """Whether rows of a sub-topology close, expire or match by time."""
     return any(
-        isinstance(node, StreamStreamJoin | BufferedJoin | Suppress)
+        isinstance(node, StreamStreamJoin | BufferedJoin)
         or getattr(node, "windows", None) is not None
         or any(store.ttl_ms or store.history_ms for store in stores_of(node))
         for node in part.nodes
