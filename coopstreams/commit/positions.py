@@ -166,6 +166,27 @@ def made_anew(
     )
 
 
+def _check_order(task: TaskId, progress: Progress) -> None:
+    """Check that a task which takes records in the order of offsets has none done above
+    its position.
+
+    Raises:
+        ConfigError: it has: an earlier version of the topology took records in the
+            order of births; the message has the cure.
+    """
+    if progress.in_birth_order:
+        return
+    for source in progress.partitions:
+        if any(segment.ahead for segment in progress.segments(source)):
+            raise ConfigError(
+                f"{task}: an earlier version of the topology took the records of {source} "
+                "in the order of their time, and some of them still waited. This version "
+                "takes them in the order of their offsets, so it would process others "
+                "twice. Run the topology as it was until its lag is 0, stop it, and then "
+                "start this one; or begin anew (`coopstreams reset`)"
+            )
+
+
 class Positions:
     """A resolver of the positions of one instance's tasks. Belongs to one thread;
     `waits_for` is thread-safe, because it reads values that are replaced as a whole.
@@ -183,6 +204,7 @@ class Positions:
         alone: bool = False,
         begun: BegunCheck | None = None,
         purged: Collection[str] = frozenset(),
+        in_birth_order: Callable[[TaskId], bool] = lambda _: False,
         host: Host = SYSTEM,
     ) -> None:
         """Make a resolver that has fetched nothing yet.
@@ -190,7 +212,8 @@ class Positions:
         `begun`: checks each task without a position; for applications only. Without it,
         a task without a position begins where `resets` says. `purged`: the topics whose
         processed records this application deletes, if their plain offsets may go back
-        (docs/internals/positions.md).
+        (docs/internals/positions.md). `in_birth_order`: returns whether a task takes its
+        records in the order of births.
         """
         self._host = host
         self._log = log
@@ -205,6 +228,7 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self._purged = purged
+        self._in_birth_order = in_birth_order
         self.unstable: dict[TopicPartition, float] = {}
         """The plain offsets that tasks wait for because of an open transaction, each
         with the time since when (`Host.now`).
@@ -258,7 +282,10 @@ class Positions:
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
                 self._begun(one.id, openings, self._follower)
-            progress[one.id] = Progress(one.id.key_range, openings, author, ids)
+            opened = Progress(one.id.key_range, openings, author, ids)
+            opened.in_birth_order = self._in_birth_order(one.id)
+            _check_order(one.id, opened)
+            progress[one.id] = opened
         self._check(progress.values())
         return progress
 

@@ -7,7 +7,7 @@ generation, the value the positions:
     value   u8 version | str transactional.id | uvar n | n x segment [| str metadata [| n x times [| n x ahead]]] null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
     times   uvar k | k x (u64 operator, svar time)                                          from version 2 of a value on
-    ahead   uvar read to, from the position on [| svar birth | uvar offset, not if 0]         n times, in version 3 of a value only
+    ahead   uvar read to, from the position on [| svar birth | uvar offset, not if 0]       in version 3 of a value only
 
     str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar;
     numbers of fixed width are big-endian. Segments tile the key's range. Each of the m

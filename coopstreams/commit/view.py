@@ -18,10 +18,10 @@ from typing import NamedTuple
 from coopstreams.commit.offset_runs import Runs, above
 from coopstreams.commit.packed_map import Packed
 from coopstreams.commit.record import (
-    Ahead,
     MADE_ANEW,
     PARTITION,
     TAIL_BYTES,
+    Ahead,
     CommitKey,
     Committed,
     Segment,

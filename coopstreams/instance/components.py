@@ -418,6 +418,7 @@ class Components:
             plan.transactional_id(0),
             begun=position_check.check,
             purged=frozenset() if config.exactly_once else plan.purged,
+            in_birth_order=self._reads_in_birth_order,
             host=self.host,
         )
         snapshots = None
@@ -479,6 +480,9 @@ class Components:
             moved,
             self.host,
         )
+
+    def _reads_in_birth_order(self, task: TaskId) -> bool:
+        return self.plan.resolved.programs[task.subtopology].in_birth_order
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the source partitions of a task; none if this process has not seen its

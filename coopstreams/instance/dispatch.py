@@ -485,11 +485,22 @@ class Dispatcher:
             clock = self._reader.clock(source)
             if clock is None:
                 continue
-            waits = looked_at(clock, partition.newest, partition.clock, now)
+            newest = self._newest_of(partition)
+            waits = looked_at(clock, newest, partition.clock, now)
             partition.clock = clocks[source] = waits
             for route in partition.routes:
                 self._metrics.clock_lag(route.task.id, source.topic, waits.lag_ms)
         self.clocks = clocks
+
+    def _newest_of(self, partition: _Partition) -> int:
+        """Return the latest birth among the records of all topics that wait for the
+        clock of a partition.
+        """
+        return max(
+            self._partitions[source].newest
+            for route in partition.routes
+            for source in route.task.sources
+        )
 
     def _look_at_times(self) -> None:
         """Take in the times that all source partitions have reached, if it is time."""

@@ -159,13 +159,17 @@ class Lags:
                 self._watched.may_not_read(source, at)
                 for source, at in committed.items()
             )
+            waits_for_time = any(
+                self._watched.all_read(source, at)
+                for source, at in said.waiting.items()
+            )
             self.stall_detector.look(
                 id_,
                 now,
                 committed,
                 {source: ends.get(source, at) for source, at in committed.items()},
                 said.counts.processed,
-                paused=self._watched.paused() or held_back,
+                paused=self._watched.paused() or held_back or waits_for_time,
                 all_read={
                     source
                     for source, at in committed.items()

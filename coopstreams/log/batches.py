@@ -274,9 +274,7 @@ def make_batches(
     now = () if routes is None else routes.now
     busy = len(columns) > 0
     clock = (
-        NO_STREAM_TIME
-        if routes is None or routes.clock is None
-        else routes.clock.now
+        NO_STREAM_TIME if routes is None or routes.clock is None else routes.clock.now
     )
     advances = (
         (Advances(*(array("q", column) for column in zip(*steps, strict=True))),)

@@ -49,6 +49,7 @@ def time_status(
             since_s=round(max(0.0, now - since), 1),
         )
 
+    told = list[tuple[ClockWait, int]]()
     for source in sources:
         if (held := held_back.get(source)) is not None:
             whom = awaited(task.subtopology, held.awaited, held.since)
@@ -56,9 +57,13 @@ def time_status(
         writer = writer_of(source.topic)
         clock = clocks.get(source)
         if clock is not None and writer is not None:
-            waits = clock.awaited and awaited(writer, clock.awaited, clock.since)
-            return TimeStatus(_known(clock.time), waits)
-    return None
+            told.append((clock, writer))
+    if not told:
+        return None
+    # The task's time is that of its slowest topic.
+    clock, writer = min(told, key=lambda each: each[0].time)
+    waits = clock.awaited and awaited(writer, clock.awaited, clock.since)
+    return TimeStatus(_known(clock.time), waits)
 
 
 def _known(time: int) -> int | None:

@@ -26,9 +26,8 @@ offsets of done records in commits (each second one, where two writers take turn
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
 
 from coopstreams.commit.record import Ahead
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
@@ -83,9 +82,12 @@ class _Born:
 
 @dataclass(slots=True)
 class _Source:
-    """A source partition. `received`: the next offset to take in."""
+    """A source partition. `received`: the next offset to take in. `at`: how far records
+    are done, in the order of births.
+    """
 
     received: int
+    at: Ahead
     waiting: list[_Born] = field(default_factory=list)
     """The batches whose records wait for the clock, in the order of offsets."""
     due: _Born = field(default_factory=lambda: _Born(NO_RECORDS, (), 0))
@@ -93,8 +95,6 @@ class _Source:
     clock: int = NO_STREAM_TIME
     operators: int = 0
     """The number of the topic's operator times."""
-    at: Ahead = Ahead(0, NO_STREAM_TIME, 0)
-    """How far records are done, in the order of births."""
     untold: bool = False
     """Whether the source has got on since the last step without records."""
 
@@ -131,8 +131,8 @@ class BirthOrder:
         self._sources = {
             source: _Source(
                 at.offset,
+                Ahead(at.offset, at.stream_time, at.offset),
                 clock=at.stream_time,
-                at=Ahead(at.offset, at.stream_time, at.offset),
             )
             for source, at in positions
         }
@@ -149,12 +149,8 @@ class BirthOrder:
         return self._sources[source].due.left
 
     def has_steps(self, source: TopicPartition) -> bool:
-        """Return whether `steps` would yield some of a source."""
+        """Return whether `next` would return something of a source."""
         return self._sources[source].untold or bool(self.waiting(source))
-
-    def held(self, source: TopicPartition) -> int:
-        """Return how many records of a source wait for the clock."""
-        return sum(batch.left for batch in self._sources[source].waiting)
 
     def hold(self, source: TopicPartition, held: bool) -> None:
         """Do nothing: whether the reader holds a source does not change the order."""
@@ -177,15 +173,10 @@ class BirthOrder:
         if len(columns):
             source.waiting.append(_Born.of(columns))
 
-    def steps(self, most: int, now: float) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order, of at most `most`
-        records each.
+    def next(self, most: int, _now: float = 0.0) -> Step | None:
+        """Return the records that come next, at most `most` of one source; None: none is
+        due.
         """
-        while (step := self.next(most, now)) is not None:
-            yield step
-
-    def next(self, most: int, now: float) -> Step | None:
-        """Return the first step that `steps` would yield; None if there is none."""
         found = self._first_due()
         if found is None:
             clock = min(source.clock for _, source in self._in_order)

@@ -463,6 +463,16 @@ class Task:
         self._process(step, self._host.now())
         self.apply()
 
+    def pass_by(
+        self,
+        source: TopicPartition,
+        next_offset: int,
+        stream_time: int,
+    ) -> None:
+        """Note that a source was read up to its end, and processed by `process_now`."""
+        assert isinstance(self.queues, SourceQueues)
+        self.queues.pass_by(source, next_offset, stream_time)
+
     def _process(self, step: Step, now: float) -> Columns:
         """Process a step; return its records without those that were processed before
         the reader went back.

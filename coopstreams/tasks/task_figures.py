@@ -324,6 +324,10 @@ class TaskFigures:
     segments: tuple[tuple[Segment, ...], ...] = ()
     calls: CallFigures | None = None
     """The figures of the task's calls; None: no operator is asynchronous."""
+    waiting: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """For each source with records that wait for the clock of its topic, the offset up
+    to which it was read.
+    """
 
     @classmethod
     def of(cls, task: Working) -> TaskFigures:
@@ -338,6 +342,11 @@ class TaskFigures:
             {source: progress.stream_time(source) for source in task.sources},
             tuple(progress.committed_segments(source) for source in task.sources),
             None if task.calls is None else CallFigures.of(task.calls),
+            {
+                source: progress.read_to(source)
+                for source in task.sources
+                if progress.read_to(source) > progress.position(source).offset
+            },
         )
 
     def status(

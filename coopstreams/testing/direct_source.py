@@ -91,7 +91,7 @@ class DirectSource:
         )
         reader.move(self.source, Position(self.end, self.stream_time))
         for task in self.tasks:
-            task.queues.pass_by(self.source, self.end, self.stream_time)
+            task.pass_by(self.source, self.end, self.stream_time)
         self._keys.clear()
         self._values.clear()
         self._timestamps.clear()

@@ -9,6 +9,7 @@ from coopstreams.commit.offset_runs import normalise
 from coopstreams.commit.record import (
     MOST_TIMES,
     PARTITIONS,
+    Ahead,
     CommitKey,
     Committed,
     CommitValue,
@@ -47,6 +48,16 @@ times = st.dictionaries(
 ).map(lambda known: tuple(sorted(known.items())))
 
 
+def ahead_of(position: int) -> st.SearchStrategy[Ahead | None]:
+    """Return what may be done above a position in the order of births."""
+    return st.none() | st.builds(
+        Ahead,
+        st.integers(1, 2**40).map(lambda length: position + length),
+        st.integers(-(2**62), 2**62),
+        st.integers(0, 2**62),
+    )
+
+
 @st.composite
 def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
     key_range = draw(ranges)
@@ -80,6 +91,7 @@ def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
                 draw(st.integers(-(2**62), 2**62)),
                 runs,
                 draw(times),
+                draw(ahead_of(position)),
             )
         )
     return key_range, CommitValue(draw(st.text(max_size=30)), tuple(segments))
@@ -162,9 +174,9 @@ def test_a_version_of_the_future_says_so() -> None:
     with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
         decode_key(b"\2" + encode_key(SOME_KEY)[1:])
     with pytest.raises(
-        LogError, match=r"version 3, this coopstreams reads versions 1 to 2"
+        LogError, match=r"version 4, this coopstreams reads versions 1 to 3"
     ):
-        decode_value(b"\3" + encode_value(SOME_VALUE)[1:], SOME_KEY.key_range)
+        decode_value(b"\4" + encode_value(SOME_VALUE)[1:], SOME_KEY.key_range)
 
 
 def test_a_hole_between_segments_is_not_written() -> None:

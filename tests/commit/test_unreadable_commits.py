@@ -15,7 +15,7 @@ from coopstreams.commit.group_progress import catch_up
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import (
     VERSION,
-    WITH_TIMES,
+    WITH_AHEAD,
     CommitKey,
     Committed,
     CommitValue,
@@ -35,7 +35,7 @@ from tests.commit.test_commit_progress import opened
 ORDERS = TopicPartition("orders", 0)
 LEFT, RIGHT = KeyRange.split(2)
 KEY = encode_key(CommitKey("g", *ORDERS, WHOLE, 3, 1))
-NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([WITH_TIMES + 1])
+NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([WITH_AHEAD + 1])
 
 
 def said(position: int) -> bytes:
@@ -90,7 +90,7 @@ class Read:
         (
             KEY,
             NEWER_VALUE + said(150)[1:],
-            "has version 3, this coopstreams reads versions 1 to 2. A newer coopstreams wrote to this group: upgrade "
+            "has version 4, this coopstreams reads versions 1 to 3. A newer coopstreams wrote to this group: upgrade "
             "this process",
         ),
         (

@@ -147,9 +147,7 @@ def built(program: Program, through: Through) -> Topology:
     return builder.build()
 
 
-def written_by(
-    drawn: list[list[Row]], topics: list[str], latest: int
-) -> Written:
+def written_by(drawn: list[list[Row]], topics: list[str], latest: int) -> Written:
     """Return the records of the partitions of these topics. No two partitions have a
     birth in common, whose order would be that of arrival. `latest`: by how much a
     record may be late.

@@ -16,6 +16,7 @@ from coopstreams import (
     StreamsBuilder,
     TimeWindows,
     serdes,
+    until_time_limit,
     until_window_closes,
 )
 from coopstreams.topology.graph.timed_topics import timed_topics, writers_of
@@ -89,6 +90,18 @@ def a_stream_join(builder: StreamsBuilder) -> None:
     left.join(source(builder, "right"), by_first, windows=within, store="pairs")
 
 
+def a_join_of_new_keys(builder: StreamsBuilder) -> None:
+    within = JoinWindows(milliseconds=10, grace=timedelta(0))
+    left = renamed(source(builder, "in"), "left")
+    right = renamed(source(builder, "other"), "right")
+    left.join(right, by_first, windows=within, store="pairs")
+
+
+def updates_until_a_limit(builder: StreamsBuilder) -> None:
+    counts = renamed(source(builder), "first").group_by_key().count(store="counts")
+    counts.suppress(until_time_limit(timedelta(seconds=1)), name="held")
+
+
 def a_merge_behind_the_topic(builder: StreamsBuilder) -> None:
     both = renamed(source(builder), "first").merge(source(builder, "other"))
     both.group_by_key().windowed_by(HOURS).count(store="hours")
@@ -111,14 +124,16 @@ def a_silence_of_its_own(builder: StreamsBuilder) -> None:
         ),
         (counts, set()),
         (counts_behind_windows, set()),
-        (sessions, set()),
-        (rows_with_a_time_to_live, set()),
+        (sessions, {"app-sessions-repartition"}),
+        (rows_with_a_time_to_live, {"app-counts-repartition"}),
+        (a_join_of_new_keys, {"app-left-repartition", "app-right-repartition"}),
+        (updates_until_a_limit, set()),
         (a_stream_join, set()),
         (a_merge_behind_the_topic, set()),
         (a_silence_of_its_own, set()),
     ],
 )
-def test_topics_that_only_fixed_windows_need_for_their_time(
+def test_topics_in_front_of_what_depends_on_time(
     write: Callable[[StreamsBuilder], None], timed: set[str]
 ) -> None:
     builder = StreamsBuilder("app")

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.nodes import Function as UserFunction
-from coopstreams.topology.graph.nodes import Node, Source
+from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import (
     MOST_LOOPS,
