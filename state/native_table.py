@@ -271,9 +271,9 @@ class NativeWindowTable(NativeTable):
         super().__init__(database, spec, groups, rows)
         self._visible = VisibleWindows(database, spec, groups)
 
-    def begin(self, stream_time: int) -> None:
+    def begin(self, stream_time: int, *, by_birth: bool = False) -> None:
         """Set the stream time at which the operator begins: see `VisibleWindows.begin`."""
-        self._visible.begin(stream_time)
+        self._visible.begin(stream_time, by_birth=by_birth)
 
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""

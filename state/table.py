@@ -239,7 +239,7 @@ class Table:
         self.frozen.clear()
         self._latest = []
 
-    def begin(self, stream_time: int) -> None:
+    def begin(self, stream_time: int, *, by_birth: bool = False) -> None:
         """Do nothing: only windows depend on the stream time at which a task begins."""
 
     @property

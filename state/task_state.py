@@ -103,12 +103,14 @@ class TaskState:
         """The stores by name, for a program to bind."""
         return self._tables
 
-    def begin(self, times: Mapping[str, int]) -> None:
+    def begin(self, times: Mapping[str, int], *, by_birth: bool = False) -> None:
         """Set the stream time at which each store begins: no later window start counts
         as observed. Call it before a program is bound.
+
+        `by_birth`: whether the task takes its records in the order of births.
         """
         for name, table in self._tables.items():
-            table.begin(times[name])
+            table.begin(times[name], by_birth=by_birth)
 
     @property
     def full(self) -> bool:

@@ -10,11 +10,16 @@ largest start that was put. Both are equal when the newest record was put; but a
 with part of the keys does not see that record, and the result must not depend on the
 number of ranges.
 
-In sliding and user-defined windows, the records of a key begin windows, so stream time
-does not tell which windows have begun. There, the store observes the largest start that
-any task over the database has put, once its own task's stream time has reached that
-start. No window starts later than stream time, so the puts of a task that is ahead do
-not count too early.
+In sliding and user-defined windows, and in sessions, the records of a key begin
+windows, so stream time does not tell which windows have begun. There, the store
+observes the largest start that any task over the database has put, once its own task's
+stream time has reached that start. No window starts later than stream time, so the puts
+of a task that is ahead do not count too early.
+
+Where records come in the order of births, tasks stand at different births, and what
+others have put says nothing. There, the store observes the time just before stream
+time, whatever was put: visible to a record are the windows that are open at its birth,
+also if the clock has reached its birth before it came.
 
 Invariant: an expired window is neither loaded, scanned nor written to the database. If
 it was dirty, the next commit still forwards and logs it: its last update is a result
@@ -302,6 +307,8 @@ class VisibleWindows:
         """
         self._began = _NEVER
         """The stream time of the operator when the task began."""
+        self._by_birth = False
+        """Whether stream time is the birth of records, which come in its order."""
         self.reset()
 
     def reset(self) -> None:
@@ -319,15 +326,16 @@ class VisibleWindows:
         known = self._database.checkpoints(self._spec.name).observed(self._groups)
         self._observe(min(self._began, known))
 
-    def begin(self, stream_time: int) -> None:
+    def begin(self, stream_time: int, *, by_birth: bool) -> None:
         """Set the stream time at which the operator begins: no later window start
-        counts as observed.
+        counts as observed. `by_birth`: whether records come in the order of births.
 
         A restore gives key groups without windows the observed start of other groups.
         These may have belonged to a task that was ahead, and the remaining records of
         this task would find their windows expired.
         """
         self._began = stream_time
+        self._by_birth = by_birth
         self.reset()
 
     def put(self, time: int) -> None:
@@ -342,7 +350,10 @@ class VisibleWindows:
         visible.
         """
         observed = self._newest
-        if self.by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
+        if self._by_birth:
+            stream_time -= 1
+            observed = stream_time if self.by_puts else NOTHING_OBSERVED
+        elif self.by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
             observed = put
         if self._step_ms:
             newest = max(0, stream_time - self._spec.lag_ms)
@@ -452,9 +463,9 @@ class WindowTable(TimedTable):
         if self._visible.sweep():
             self._forget_times()
 
-    def begin(self, stream_time: int) -> None:
+    def begin(self, stream_time: int, *, by_birth: bool = False) -> None:
         """Set the stream time at which the operator begins: see `VisibleWindows.begin`."""
-        self._visible.begin(stream_time)
+        self._visible.begin(stream_time, by_birth=by_birth)
         self._horizon = self._visible.horizon
 
     def trim(self, share: float) -> None:

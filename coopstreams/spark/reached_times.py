@@ -23,7 +23,10 @@ from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.spark_task import TaskResult
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest, store_id
-from coopstreams.topology.graph.timed_topics import timed_topics
+from coopstreams.topology.graph.timed_topics import (
+    reads_in_birth_order,
+    timed_topics,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange
 
@@ -72,10 +75,11 @@ class Clocks:
 
     def of(self, stage: Stage) -> tuple[int, ...] | None:
         """Return the clock of each task of a stage at the end of its topic; None if it
-        reads no timed topic.
+        has none. In the order of births, time is the birth of the last record.
         """
         timed = timed_topics(self.topology.subtopologies)
-        if timed.isdisjoint(stage.topics):
+        part = self.topology.subtopologies[stage.subtopology]
+        if timed.isdisjoint(stage.topics) or reads_in_birth_order(part, timed):
             return None
         (topic,) = stage.topics
         rebuild = self.plan.rebuild

@@ -71,6 +71,7 @@ from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import MakeTable, TaskState
+from coopstreams.tasks.birth_order import BirthOrder
 from coopstreams.tasks.failure_handlers import (
     FATES,
     Answer,
@@ -287,12 +288,19 @@ class TaskAttempt:
         self._read = Counter[str]()
         self._clock = NO_STREAM_TIME if work.clocks is None else work.clocks[number]
         self._clocked = program.clocked
+        self._reads_births = program.reads_births
         self._operators = (
             len(program.compiled(False, True).operator_times[self._topics[0].topic])
             if program.clocked
             else 0
         )
         """How many operators follow the clock."""
+        times = program.compiled(False, True).operator_times
+        self._told_operators = {
+            topic: len(times[topic]) if program.in_birth_order else 0
+            for topic in program.subtopology.topics
+        }
+        """How many operators of each topic follow births."""
         self._dropped = Counter[str]()
         self._stream_times = dict[str, int]()
         self._times = dict[str, int]()
@@ -419,7 +427,7 @@ class TaskAttempt:
         columns = columns_of(rows, offsets)
         operator_times = rows.column("operator_times")
         columns.stream_times = rows.column("stream_time").to_pylist()
-        if self._clocked:
+        if self._reads_births:
             columns.births = times
         sources: list[int] = rows.column("source").to_pylist()
         timestamps: Sequence[int | None] = columns.timestamps
@@ -488,6 +496,9 @@ class TaskAttempt:
 
     def _process(self, received: RecordBatch) -> None:
         self._task.add(received)
+        if isinstance(self._task.queues, BirthOrder):
+            # Rows come in the order of births: none is born before this one.
+            self._task.queues.reach(received.clock)
         while self._task.step(single=self._single) or self._task.wait_for_calls():
             pass
 
@@ -540,9 +551,9 @@ class TaskAttempt:
         columns.operator_times = [
             operator_times[number::width] for number in range(width)
         ]
-        if columns.births is not None:
+        if self._clocked:
             # All that was born before has come.
-            clock = [min(birth, self._clock) for birth in columns.births]
+            clock = [min(birth, self._clock) for birth in columns.births or ()]
             columns.operator_times = [clock] * self._operators
         self._read[source.topic] += len(columns)
         return RecordBatch(
@@ -552,6 +563,8 @@ class TaskAttempt:
             columns.offsets[-1] + 1,
             columns.stream_times[-1],
             at_end=False,
+            operator_times=[NO_STREAM_TIME] * self._told_operators[source.topic],
+            clock=columns.births[-1] if columns.births else NO_STREAM_TIME,
         )
 
     def _told(

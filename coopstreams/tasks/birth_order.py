@@ -173,6 +173,11 @@ class BirthOrder:
         if len(columns):
             source.waiting.append(_Born.of(columns))
 
+    def reach(self, clock: int) -> None:
+        """Advance the clock of each source, of which nothing will be born earlier."""
+        for source in self._sources.values():
+            source.clock = max(source.clock, clock)
+
     def next(self, most: int, _now: float = 0.0) -> Step | None:
         """Return the records that come next, at most `most` of one source; None: none is
         due.

@@ -236,7 +236,10 @@ class Task:
         self._in_birth_order = program.in_birth_order
         self.progress.in_birth_order = program.in_birth_order
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
-        self.state.begin(store_times(program.subtopology, opened.progress))
+        self.state.begin(
+            store_times(program.subtopology, opened.progress),
+            by_birth=program.in_birth_order,
+        )
         by_key = settings.by_key and program.keys_suffice
         self.program = self._bound(program, settings, by_key=by_key)
         positions = []

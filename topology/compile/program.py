@@ -119,15 +119,16 @@ class Program:
     """
 
     @property
+    def reads_births(self) -> bool:
+        """Whether the records of its topics have births: its topics are timed."""
+        return self.clocked or self.in_birth_order
+
+    @property
     def told_times(self) -> bool:
         """Whether its tasks get operator times from outside even if they have whole
         partitions.
         """
-        return (
-            bool(self.idle_ms or self.timed_sinks)
-            or self.clocked
-            or self.in_birth_order
-        )
+        return bool(self.idle_ms or self.timed_sinks) or self.reads_births
 
     def operator_times_of(
         self,
