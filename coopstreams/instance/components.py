@@ -665,6 +665,7 @@ class Components:
             host=self.host,
             latency=partial(self.metrics.latency, number),
             spans=None if self.tracing is None else self.tracing(opened.id),
+            folder=self.directory.folder,
             placing=Placing(
                 plan.subtopology(number),
                 plan.topics.partitions,

@@ -10,7 +10,8 @@ sources the order of the sources.
     log       offset 0: born 10   1: born 3   mark: clock 5   3: born 7   mark: clock 10
     taken                                     1 (3)                       3 (7), 0 (10)
 
-Waiting records are in memory, and in no store: the log has them. A commit says how far
+Waiting records are in memory, beyond `IN_MEMORY_BYTES` in temporary files, and in no
+store: the log has them. A commit says how far
 the partition was read, and the birth in front of which everything is done (`Ahead`). Its
 position is in front of the first record that may wait, so a successor reads from there,
 and drops what is done.
@@ -25,9 +26,14 @@ offsets of done records in commits (each second one, where two writers take turn
 
 from __future__ import annotations
 
+import pickle
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryFile
 
 from coopstreams.commit.record import Ahead
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
@@ -39,18 +45,76 @@ from coopstreams.topology.columns import (
     joined,
 )
 
+IN_MEMORY_BYTES = 32 << 20
+"""About how many bytes of waiting records a task keeps in memory."""
+FILE_BYTES = 64 << 20
+"""The size from which on a further temporary file is begun."""
+_RECORD_BYTES = 300
+"""The approximate memory of a record beside its key and value."""
+
+
+class _File:
+    """A temporary file of batches, which has no name: it is gone with the process."""
+
+    def __init__(self, folder: Path | None) -> None:
+        # It is closed with the last batch.
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115
+        self.size = 0
+        self._batches = 0
+
+    def put(self, columns: Columns) -> Callable[[], Columns]:
+        """Write a batch, and return the function that reads it, once."""
+        data = pickle.dumps(columns, pickle.HIGHEST_PROTOCOL)
+        at = self.size
+        self._file.seek(at)
+        self._file.write(data)
+        self.size += len(data)
+        self._batches += 1
+        return partial(self._take, at, len(data))
+
+    def _take(self, at: int, length: int) -> Columns:
+        self._file.seek(at)
+        columns: Columns = pickle.loads(self._file.read(length))
+        self._batches -= 1
+        if not self._batches:
+            self._file.seek(0)
+            self._file.truncate()
+            self.size = 0
+        return columns
+
+
+class _Files:
+    """The temporary files of a task. `folder`: where they are; None: where the system
+    has them.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._file: _File | None = None
+
+    def put(self, columns: Columns) -> Callable[[], Columns]:
+        """Write a batch, and return the function that reads it, once."""
+        if self._file is None or self._file.size >= FILE_BYTES:
+            # A full file is closed when nobody has a function for it any more.
+            self._file = _File(self._folder)
+        return self._file.put(columns)
+
 
 @dataclass(slots=True)
 class _Born:
     """Records in the order of births, of which the first `begun` were taken.
 
     Shape: `births` has the birth of each. `first`: the least of their offsets.
+    `stored`: reads the records; None: they are in `columns`.
     """
 
     columns: Columns
     births: Sequence[int]
     first: int
     begun: int = 0
+    stored: Callable[[], Columns] | None = None
+    bytes: int = 0
+    """The approximate memory of the records, when they came."""
 
     @staticmethod
     def of(columns: Columns) -> _Born:
@@ -73,8 +137,26 @@ class _Born:
         """The birth of the next record. There must be one."""
         return self.births[self.begun]
 
+    def store(self, files: _Files) -> None:
+        """Move the records to a file."""
+        columns = self.columns
+        lists = Columns(
+            list(columns.keys),
+            list(columns.values),
+            list(columns.timestamps),
+            list(columns.offsets),
+            (),
+            columns.headers,
+            births=self.births,
+        )
+        self.stored = files.put(lists)
+        self.columns = NO_RECORDS
+
     def take(self, stop: int) -> Columns:
         """Return the records in front of an index, and count them as taken."""
+        if self.stored is not None:
+            self.columns = self.stored()
+            self.stored = None
         taken = self.columns.slice(self.begun, stop)
         self.begun = stop
         return taken
@@ -127,7 +209,17 @@ class BirthOrder:
     waits_until: float | None = None
     """Never: only further records and marks make more of them due."""
 
-    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]]) -> None:
+    def __init__(
+        self,
+        positions: Sequence[tuple[TopicPartition, Position]],
+        folder: Path | None = None,
+        in_memory_bytes: int = IN_MEMORY_BYTES,
+    ) -> None:
+        """Begin at these positions. `folder`: where records wait that have no room in
+        memory; None: where the system has temporary files.
+        """
+        self._files = _Files(folder)
+        self._in_memory_bytes = in_memory_bytes
         self._sources = {
             source: _Source(
                 at.offset,
@@ -171,7 +263,20 @@ class BirthOrder:
         source.operators = len(batch.operator_times) or source.operators
         source.untold = True
         if len(columns):
-            source.waiting.append(_Born.of(columns))
+            self._keep(source, _Born.of(columns))
+
+    def _keep(self, source: _Source, born: _Born) -> None:
+        """Let records wait, in a file if there is no room in memory. Those that are due
+        need none.
+        """
+        columns = born.columns
+        cells = chain(filter(None, columns.keys), filter(None, columns.values))
+        born.bytes = _RECORD_BYTES * len(columns) + sum(map(len, cells))
+        waiting = source.waiting
+        waiting.append(born)
+        in_memory = sum(each.bytes for each in waiting if each.stored is None)
+        if in_memory > self._in_memory_bytes and born.births[-1] > source.clock:
+            born.store(self._files)
 
     def reach(self, clock: int) -> None:
         """Advance the clock of each source, of which nothing will be born earlier."""

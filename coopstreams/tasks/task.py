@@ -23,6 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coopstreams.commit.progress import Progress
@@ -194,6 +195,10 @@ class TaskServices:
     """Called with the age of a batch's first record. Units: seconds."""
     spans: RecordSpans | None = None
     """The spans of the task's records; None: nothing is traced."""
+    folder: Path | None = None
+    """The folder for records that wait, and have no room in memory; None: where the
+    system has temporary files.
+    """
     placing: Placing | None = None
     """Checks whether records are in the wrong partition; None: nothing does."""
 
@@ -255,7 +260,7 @@ class Task:
                     part.operator_times,
                 )
         self.queues: SourceQueues | BirthOrder = (
-            BirthOrder(positions)
+            BirthOrder(positions, services.folder)
             if program.in_birth_order
             else SourceQueues(positions, settings.max_idle_ms)
         )

@@ -80,7 +80,8 @@ class Owner:
         start = self.progress.lowest(TOPIC)
         self._begun = self.read_to = start.position
         at = Position(start.position, start.stream_time)
-        self.queue = BirthOrder([(TOPIC, at)])
+        # every second batch has no room in memory
+        self.queue = BirthOrder([(TOPIC, at)], in_memory_bytes=1000)
         self.taken: list[Record] = []
         """What was taken since the last commit."""
         self.time = start.stream_time
