@@ -28,6 +28,7 @@ from coopstreams.spark.history.sources import KafkaHistory
 from coopstreams.spark.plan import stages
 from coopstreams.spark.publication import publish
 from coopstreams.spark.source_rebuild import rebuild_from_source
+from tests.broker import test_birth_order as birth_order
 from tests.broker.reading import read_topic
 from tests.broker.test_time_behind_topics import (
     BEGIN_MS,
@@ -203,6 +204,36 @@ def test_state_is_rebuilt_from_the_source(
     assert stores["held-store"].equal == len(expected(case.rows)) - len(
         closed(case.rows)
     )
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+def test_sessions_and_joins_come_in_the_order_of_births(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    topics = {
+        kafka.topic(name, 2, **{"retention.ms": "-1"}): birth_order.apart(
+            backlog(seed, 2, 1000, 0.05), first
+        )
+        for name, seed, first in (("left", 1, 0), ("right", 2, 4))
+    }
+    for topic, rows in topics.items():
+        write(kafka, topic, rows)
+    out = kafka.unique("out")
+    for kind in ("sessions", "pairs"):
+        kafka.create(f"{out}-{kind}", 1, **{"retention.ms": "-1"})
+    built = birth_order.program(kafka.unique("sessions"), *topics, out)
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    done = backfill(
+        built,
+        settings,
+        spark=spark,
+        sources={topic: KafkaHistory() for topic in topics},
+        options=Options(ranges=2, work=str(tmp_path / "work"), outputs="topic"),
+    )
+    publish(done, built, settings)
+    want = birth_order.expected(topics)
+    assert not want.missing(birth_order.told(kafka, out))
 
 
 def test_spark_sql_which_has_one_time_for_all_leaves_windows_on_a_clock_to_python() -> (
