@@ -33,7 +33,7 @@ from coopstreams.commit.hidden_commits import NAMED, Ahead
 from coopstreams.commit.record import (
     PARTITIONS,
     VERSION,
-    WITH_TIMES,
+    WITH_AHEAD,
     Committed,
     Segment,
     partition_of,
@@ -476,7 +476,7 @@ class Follower:
             if value is None:  # a tombstone takes the unreadable record back
                 self._unreadable.pop(key, None)
                 return
-            newer = key[:1] > bytes([VERSION]) or value[:1] > bytes([WITH_TIMES])
+            newer = key[:1] > bytes([VERSION]) or value[:1] > bytes([WITH_AHEAD])
             if key not in self._unreadable:
                 log.error(
                     "%s: the record at offset %d of group %r cannot be read; no task opens here: %s",

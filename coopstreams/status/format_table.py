@@ -72,8 +72,9 @@ FORMATS = (
     ),
     Format(
         "commit value",
-        (record.VERSION, record.WITH_TIMES),
-        "first byte; 2 only with operator times, which 1 has no place for",
+        (record.VERSION, record.WITH_TIMES, record.WITH_AHEAD),
+        "first byte; 2 only with operator times, 3 only with records done in the order of births, which the ones "
+        "before have no place for",
         "as the key",
         "as the key",
         "as for the key",

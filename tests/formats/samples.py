@@ -176,11 +176,12 @@ KEY = record.CommitKey("app", "orders", 3, HALF, 5, 7)
 DONE = record.Segment(KeyRange.of_groups(0, 63), 41, 1700, ((43, 44), (47, 47)))
 REST = record.Segment(KeyRange.of_groups(64, 127), 40)
 TIMED = replace(DONE, operator_times=((key_hash(b"counts"), 1650),))
+WAITING = replace(TIMED, runs=(), ahead=record.Ahead(57, 1640, 52))
 NAMED = record.consumer_metadata("topic-id", "text of the user")
 
 
 def _commits(version: int) -> dict[str, record.CommitValue]:
-    first = TIMED if version == record.WITH_TIMES else DONE
+    first = {record.WITH_TIMES: TIMED, record.WITH_AHEAD: WAITING}.get(version, DONE)
     return {
         "application": record.CommitValue("app-1-0", (first, REST), "topic-id"),
         "consumer": record.CommitValue("", (first, REST), NAMED),

@@ -78,7 +78,7 @@ HALF_MARK = Mark(0, 0, 127, 1700).headers[0][1]
     ("read", "error"),
     [
         (lambda: decode_key(b"\2" + encode_key(KEY)[1:]), LogError),
-        (lambda: decode_value(b"\3\0\1", KEY.key_range), LogError),
+        (lambda: decode_value(b"\4\0\1", KEY.key_range), LogError),
         (lambda: Committed.parse(40, "ic2 1700 5"), LogError),
         (
             lambda: clock_marks_in(mark_columns([(f"{clocks.HEADER}.2", HALF_MARK)])),

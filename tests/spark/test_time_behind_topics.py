@@ -219,10 +219,11 @@ def test_sessions_and_joins_come_in_the_order_of_births(
     }
     for topic, rows in topics.items():
         write(kafka, topic, rows)
+    left, right = topics
     out = kafka.unique("out")
     for kind in ("sessions", "pairs"):
         kafka.create(f"{out}-{kind}", 1, **{"retention.ms": "-1"})
-    built = birth_order.program(kafka.unique("sessions"), *topics, out)
+    built = birth_order.program(kafka.unique("sessions"), left, right, out)
     settings = {"bootstrap.servers": kafka.bootstrap}
     done = backfill(
         built,
