@@ -121,6 +121,8 @@ class _Born:
         """Return records, given in the order of offsets, in the order of births."""
         births = columns.timestamps if columns.births is None else columns.births
         first = columns.offsets[0]
+        # Their times come when they are taken; until then no column is carried for them.
+        columns = replace(columns, stream_times=columns.timestamps, operator_times=())
         in_order = sorted(births)
         if in_order == list(births):
             return _Born(columns, in_order, first)
@@ -140,12 +142,13 @@ class _Born:
     def store(self, files: _Files) -> None:
         """Move the records to a file."""
         columns = self.columns
+        timestamps = list(columns.timestamps)
         lists = Columns(
             list(columns.keys),
             list(columns.values),
-            list(columns.timestamps),
+            timestamps,
             list(columns.offsets),
-            (),
+            timestamps,
             columns.headers,
             births=self.births,
         )

@@ -101,14 +101,18 @@ class Owner:
             columns = Columns(
                 [key for _, _, key in some],
                 [b""] * len(some),
-                births,
+                [birth // 2 for birth in births],
                 [offset for _, offset, _ in some],
-                births,
+                [birth // 2 for birth in births],
+                operator_times=[births],
+                births=births,
             )
         unseen = self.progress.unseen(TOPIC, columns)
         clock = self._log.clock(self._begun, stop)
         self.queue.add(
-            RecordBatch(TOPIC, 0, unseen, stop, -1, at_end=False, clock=clock)
+            RecordBatch(
+                TOPIC, 0, unseen, stop, -1, False, operator_times=[clock], clock=clock
+            )
         )
         self.read_to = stop
 
@@ -122,6 +126,7 @@ class Owner:
 
     def process(self, step: Step) -> None:
         columns = step.columns
+        assert list(columns.timestamps) == [at // 2 for at in columns.stream_times]
         births = list(columns.stream_times)
         keys = [key or b"" for key in columns.keys]
         self.taken += zip(births, columns.offsets, keys, strict=True)
