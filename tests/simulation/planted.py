@@ -45,6 +45,7 @@ from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.topology.errors import SnapshotError
 from tests.simulation import planted_consumers as consumers
 from tests.simulation import planted_members as members
+from tests.simulation import planted_snapshots as snapshots
 from tests.simulation import planted_standbys as standbys
 from tests.simulation import planted_times as times
 from tests.simulation import queries, shelf
@@ -737,6 +738,12 @@ PLANTED: dict[str, Planted] = {
     ),
     "a move that waits for the dead": Planted(
         standbys.moves_of_the_dead, 0, "a count", oracle="progress"
+    ),
+    "a snapshot of uncommitted rows": Planted(
+        snapshots.uncommitted_rows, 35, "a count", oracle="results"
+    ),
+    "two publishers mixed": Planted(
+        snapshots.mixed_publishers, 6, "a count", oracle="answers"
     ),
     "any range of the partition": Planted(_any_range, 2, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(

@@ -38,6 +38,7 @@ NEIGHBOUR, NO_OTHER, COMMITS, OPEN = (
     "another group leaves transactions open",
 )
 CALLS = "calls are made"
+SNAPSHOTS = "snapshots.interval.ms"
 RESET, LEFT_ALONE, WHILE_SUSPENDED = (
     "the application is reset",
     "never",
@@ -138,6 +139,11 @@ SETTINGS = (
         "acceptable.recovery.lag",
         lambda program: (10_000, 0, 20) if program.stores else (),
         "whether tasks wait until their next owner has caught up, while everything goes on",
+    ),
+    Setting(
+        SNAPSHOTS,
+        lambda program: (None, 1_000, 10_000) if program.stores else (),
+        "whether processes write snapshots while they process, commit, move and die; where there is a storage",
     ),
     Setting(
         NEIGHBOUR,

@@ -1,6 +1,7 @@
-"""Snapshots in a history: operators rebuild them with the real `Rebuilder` while the
-group runs, and die half-way; files are damaged or deleted, an older run is published
-again, a newer coopstreams publishes, the storage is slow, hangs or fails.
+"""Snapshots in a history: processes write them with `snapshots.interval.ms`, and
+operators rebuild them with the real `Rebuilder`, while the group runs, and die
+half-way; files are damaged or deleted, an older run is published again, a newer
+coopstreams publishes, the storage is slow, hangs or fails.
 
 Whether a task restores from a snapshot or not, the oracles are the same: a snapshot is
 a cache. Its files are not RocksDB's here (`tests/state` asks about those), but rows
@@ -23,6 +24,7 @@ from greenlet import getcurrent
 from coopstreams import Topology
 from coopstreams.admin import rebuild
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope
+from coopstreams.instance import snapshot_taker
 from coopstreams.log.log import Log
 from coopstreams.state import published_snapshot, snapshot, sst
 from coopstreams.state.engine import Rows
@@ -229,7 +231,10 @@ def read_rows(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 IN_PLACE: list[tuple[ModuleType, str, object]] = [
-    *((module, "Storage", SlowStorage) for module in (snapshot, published_snapshot)),
+    *(
+        (module, "Storage", SlowStorage)
+        for module in (snapshot, published_snapshot, snapshot_taker)
+    ),
     *((module, "write_sst", write_rows) for module in (snapshot, published_snapshot)),
     *(
         (module, "read_sst", read_rows)

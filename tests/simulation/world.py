@@ -57,6 +57,7 @@ from tests.simulation.settings import (
     PLAIN,
     RECORDS,
     RESET,
+    SNAPSHOTS,
     TABLES,
     WHILE_SUSPENDED,
     drawn_settings,
@@ -271,7 +272,9 @@ class World(Stage[Process]):
         return {
             name: value
             for name, value in self.drawn.items()
-            if name in SETTINGS and value is not None
+            if name in SETTINGS
+            and value is not None
+            and (name != SNAPSHOTS or self.shelf is not None)
         }
 
     @property
