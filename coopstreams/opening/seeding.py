@@ -77,6 +77,7 @@ FLUSH_S = 60.0
 
 def position_of(segment: Segment) -> SourcePosition:
     """Return a segment of a commit as a savepoint has it."""
+    assert segment.ahead is None  # only of topics behind repartition topics
     return SourcePosition(
         segment.key_range.start,
         segment.key_range.end,

@@ -740,10 +740,10 @@ PLANTED: dict[str, Planted] = {
         standbys.moves_of_the_dead, 0, "a count", oracle="progress"
     ),
     "a snapshot of uncommitted rows": Planted(
-        snapshots.uncommitted_rows, 35, "a count", oracle="results"
+        snapshots.uncommitted_rows, 20, "a count", oracle="results"
     ),
     "two publishers mixed": Planted(
-        snapshots.mixed_publishers, 6, "a count", oracle="answers"
+        snapshots.mixed_publishers, 0, "a count", oracle="answers"
     ),
     "any range of the partition": Planted(_any_range, 2, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(
