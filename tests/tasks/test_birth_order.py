@@ -209,3 +209,29 @@ def test_each_record_is_taken_once_in_the_order_of_births(
     for key in KEYS:
         of_key = [record for record in done if record[2] == key]
         assert of_key == [record for record in expected if record[2] == key]
+
+
+def test_records_in_memory_and_in_a_file_come_together() -> None:
+    queue = BirthOrder([(TOPIC, Position(0))], in_memory_bytes=700)
+    for first, births, clock in ((0, [5, 3], 0), (2, [4, 9], 0), (4, [6, 2], 6)):
+        times = [birth - 1 for birth in births]
+        columns = Columns(
+            [b"k%d" % birth for birth in births],
+            [b"v"] * 2,
+            times,
+            [first, first + 1],
+            [99, 99],
+            operator_times=[[0, 0]],
+            births=births,
+        )
+        queue.add(
+            RecordBatch(
+                TOPIC, 0, columns, first + 2, 99, False, operator_times=[0], clock=clock
+            )
+        )
+    step = queue.next(100)
+    assert step is not None
+    assert list(step.columns.keys) == [b"k2", b"k3", b"k4", b"k5", b"k6"]
+    assert list(step.columns.timestamps) == [1, 2, 3, 4, 5]
+    assert list(step.columns.stream_times) == [2, 3, 4, 5, 6]
+    assert step.columns.operator_times == [[2, 3, 4, 5, 6]]
