@@ -182,7 +182,9 @@ class Rate(NamedTuple):
     broker: float
 
 
-def throughput(bench: Bench, version: Version, processes: int, records: int) -> Rate:
+def throughput(
+    bench: Bench, version: Version, program: str, processes: int, records: int
+) -> Rate:
     """Count a backlog; return its figures from the first committed count on."""
     topics = bench.topics(1)
     settings = EXACTLY_ONCE | {"ranges.per.partition": str(RANGES)}
@@ -192,7 +194,7 @@ def throughput(bench: Bench, version: Version, processes: int, records: int) -> 
     backlog = write_backlog(bench, topics[0], records)
     with (
         bench.group(
-            version, "updates", topics, settings, processes, grace_hours=24
+            version, program, topics, settings, processes, grace_hours=24
         ) as group,
         Tail(bench.kafka.bootstrap, topics[1]) as tail,
     ):
@@ -251,14 +253,14 @@ def write_backlog(bench: Bench, topic: str, records: int) -> Producer:
 
 
 def measure_throughput(
-    bench: Bench, versions: Sequence[Version], rounds: int, records: int
+    bench: Bench, versions: Sequence[Version], program: str, rounds: int, records: int
 ) -> None:
     found: dict[tuple[int, str], list[Rate]] = {}
     for number in range(rounds):
         for processes in PROCESSES:
             # Each second round begins with the other version.
             for version in versions[:: 1 if number % 2 == 0 else -1]:
-                rate = throughput(bench, version, processes, records)
+                rate = throughput(bench, version, program, processes, records)
                 found.setdefault((processes, version.name), []).append(rate)
                 print(f"  {processes} {version.name} {rate}", flush=True)
     for processes in PROCESSES:
@@ -457,6 +459,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=("throughput", "marks", "latency", "aggregates"),
         default=("throughput", "marks", "latency", "aggregates"),
     )
+    parser.add_argument(
+        "--program", default="updates", choices=("updates", "sessions"), help="counted"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a steady load")
@@ -467,7 +472,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         versions.append(Version("before", asked.before))
     with Bench.begun() as bench:
         if "throughput" in asked.only:
-            measure_throughput(bench, versions, asked.rounds, asked.records)
+            measure_throughput(
+                bench, versions, asked.program, asked.rounds, asked.records
+            )
         if "marks" in asked.only:
             measure_marks(bench, versions, asked.seconds, asked.ranges)
         if "latency" in asked.only:

@@ -112,6 +112,18 @@ def windows_of_two_topics(builder: StreamsBuilder, through: Through) -> None:
     counts.suppress(until_window_closes(), name="held").to_stream().to("out")
 
 
+def a_cogroup_in_windows(builder: StreamsBuilder, through: Through) -> None:
+    def added(_key: str, value: str, total: str) -> str:
+        return total + value
+
+    windows = SlidingWindows(ms(6), grace=ms(4))
+    left = through(source(builder), "left").group_by_key()
+    right = through(source(builder, "other"), "right").group_by_key()
+    both = left.cogroup(added).cogroup(right, added).windowed_by(windows)
+    texts = both.aggregate(str, value=serdes.text, store="texts")
+    texts.to_stream().to("out")
+
+
 PROGRAMS = (
     sessions,
     final_sessions,
@@ -122,6 +134,7 @@ PROGRAMS = (
     outer_join,
     rows_with_a_time_to_live,
     windows_of_two_topics,
+    a_cogroup_in_windows,
 )
 
 Program = Callable[[StreamsBuilder, Through], None]
