@@ -131,7 +131,13 @@ def assign_active(
     granted = {id_: given[id_].tasks if id_ in given else () for id_ in sorted(members)}
     cluster = Cluster(
         members=tuple(
-            Member(id_, members[id_].info, tasks) for id_, tasks in granted.items()
+            Member(
+                id_,
+                members[id_].info,
+                tasks,
+                given[id_].standbys if id_ in given else (),
+            )
+            for id_, tasks in granted.items()
         ),
         partitions=partitions,
     )

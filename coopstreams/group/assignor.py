@@ -97,9 +97,13 @@ def assign(
         replicated,
     )
     settled = not withheld and granted == grant(target, NO_CLAIMS, kept)
+    stood_by = {
+        id_: tuple(sorted((*standbys.get(id_, ()), *warmed.standbys.get(id_, ()))))
+        for id_ in members
+    }
     cluster = Cluster(
         members=tuple(
-            Member(id_, members[id_].info, granted.get(id_, ()))
+            Member(id_, members[id_].info, granted.get(id_, ()), stood_by[id_])
             for id_ in sorted(members)
         ),
         partitions=dict(partitions),
@@ -111,9 +115,7 @@ def assign(
             target.get(member, ()),
             settled,
             cluster,
-            standbys=tuple(
-                sorted((*standbys.get(member, ()), *warmed.standbys.get(member, ())))
-            ),
+            standbys=stood_by[member],
         )
         for member, state in members.items()
     }

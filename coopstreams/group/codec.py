@@ -119,6 +119,7 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
 class _Member(_Info, omit_defaults=True, kw_only=True):
     id: str
     tasks: tuple[_Task, ...] = ()
+    standbys: tuple[_Task, ...] = ()
 
 
 class _Cluster(msgspec.Struct, omit_defaults=True):
@@ -243,7 +244,8 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
     try:
         shared = _decoded(_CLUSTER, _decompressed(rest)[0])
         members = tuple(
-            Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members
+            Member(m.id, _info_of(m), _task_ids(m.tasks), _task_ids(m.standbys))
+            for m in shared.members
         )
         cluster = Cluster(members=members, partitions=shared.partitions)
         return Assignment(
@@ -262,7 +264,12 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
 
 def _cluster(cluster: Cluster) -> _Cluster:
     members = tuple(
-        _Member(**_info(m.info), id=m.id, tasks=_tasks(m.tasks))
+        _Member(
+            **_info(m.info),
+            id=m.id,
+            tasks=_tasks(m.tasks),
+            standbys=_tasks(m.standbys),
+        )
         for m in cluster.members
     )
     return _Cluster(members, dict(sorted(cluster.partitions.items())))

@@ -147,6 +147,8 @@ class Member:
     id: str
     info: MemberInfo
     tasks: tuple[TaskId, ...]
+    standbys: tuple[TaskId, ...] = ()
+    """The tasks of which it is to have standbys."""
 
 
 @dataclass(frozen=True, slots=True)

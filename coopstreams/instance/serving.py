@@ -28,12 +28,14 @@ from coopstreams.query.backend import (
     NotOpen,
     OpenView,
     Placement,
+    Staleness,
     StoreInfo,
     peer_of,
 )
 from coopstreams.query.catalog import stores_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
+from coopstreams.state.layout import groups_of
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.status.model import InstanceStatus, SnapshotStatus, StandbyStatus
 from coopstreams.status.reasons import Health, Seen, health
@@ -48,7 +50,7 @@ from coopstreams.tasks.task_figures import (
 )
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.keys import KeyGroups
+from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -66,6 +68,7 @@ class TaskView:
         self.task = task.id
         self.epoch = task.progress.author.generation
         self.lag = lag
+        self.standby: Staleness | None = None
         self._serving = serving
         self._opened = task
         self._database: Database = serving.pin(task.id)
@@ -96,6 +99,57 @@ class TaskView:
 
     def __exit__(self, *_: object) -> None:
         self._serving.unpin(self.task)
+
+
+class StandbyView:
+    """A key range of a standby, open for one read."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        kept: TaskId,
+        spec: StoreSpec,
+        key_range: KeyRange,
+        behind: tuple[int, int],
+    ) -> None:
+        """`kept`: the standby, which has the key range; `behind`: its lag, and how old
+        its rows may be.
+        """
+        self.task = replace(kept, key_range=key_range)
+        self.epoch = serving.placement().generation
+        self.lag = None
+        self.past = None
+        self._serving = serving
+        self._kept = kept
+        self._database: Database = serving.pin(kept)
+        self.store = KeyRangeView(self._database, spec, [key_range])
+        self._position = self._offset()
+        lag, staleness_ms = behind
+        self.standby = Staleness(self._position or 0, lag, staleness_ms)
+
+    def stream_time(self, topic: str) -> int:  # noqa: ARG002 an owner knows it
+        """Return that it is not known: commits tell it to owners."""
+        return NO_STREAM_TIME
+
+    def owned(self) -> bool:
+        """Return whether the standby is still kept, and was not begun anew meanwhile."""
+        at = self._offset()
+        return (
+            at is not None
+            and self._position is not None
+            and at >= self._position
+            and self._serving.stands_by(self._kept)
+        )
+
+    def _offset(self) -> int | None:
+        checkpoints = self._database.checkpoints(self.store.spec.name)
+        return checkpoints.offset(groups_of(self._kept.key_range))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._serving.unpin(self._kept)
 
 
 class Serving:
@@ -165,6 +219,7 @@ class Serving:
                     member.info.process,
                     member.info.endpoint,
                     () if foreign else member.tasks,
+                    () if foreign else member.standbys,
                     https=https,
                 )
                 for member in members
@@ -205,6 +260,43 @@ class Serving:
         return NotOpen(
             f"this instance has no task for partition {partition} and key hash {hash_}"
         )
+
+    def standby_view(
+        self,
+        store: str,
+        partition: int,
+        key_range: KeyRange,
+        max_staleness_ms: int,
+        *,
+        cut: bool,
+    ) -> OpenView | NotOpen:
+        """Return an open view of the standby here that has a key range, or the reason why
+        there is none that is fresh enough. `cut`: of the key range only.
+        """
+        subtopology = self.stores()[store].subtopology
+        for task, figures in self._instance.opener.standbys.items():
+            if (
+                (task.subtopology, task.partition) == (subtopology, partition)
+                and task.key_range.covers(key_range)
+                and store in figures.lags
+                and not self._over
+            ):
+                age_ms = max(0, self._components.host.wall_ms() - figures.true_ms)
+                if age_ms > max_staleness_ms:
+                    return NotOpen(
+                        f"the standby of {task} here was up to date {age_ms} ms ago, and {max_staleness_ms} ms are allowed"
+                    )
+                spec = self._specs[store]
+                behind = (figures.lags[store], age_ms)
+                mine = key_range if cut else task.key_range
+                return StandbyView(self, task, spec, mine, behind)
+        return NotOpen(
+            self._over or f"this instance has no standby of partition {partition} there"
+        )
+
+    def stands_by(self, task: TaskId) -> bool:
+        """Return whether this standby is kept here now."""
+        return not self._over and task in self._instance.opener.standbys
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view, or the reason why there is none, for each task of this

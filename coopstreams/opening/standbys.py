@@ -34,11 +34,13 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import Log
 from coopstreams.opening.restores import Restores
+from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.layout import groups_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, StateError
+from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -70,6 +72,10 @@ class StandbyFigures:
     """Whether its task may move here."""
     eta_s: float | None = None
     """The expected time until it is at the end; None: not known."""
+    true_ms: int = NEVER_TRUE
+    """When its rows were last known to equal the end of their changelogs, by the wall
+    clock.
+    """
 
     @property
     def lag(self) -> int | None:
@@ -87,6 +93,7 @@ class _Standby:
     """Whether it waits for its turn, or is being restored."""
     lags: Mapping[str, int] = field(default_factory=dict)
     ready: bool = False
+    true_ms: int = NEVER_TRUE
     least: int | None = None
     """The least lag that was measured; None: none was."""
     no_nearer: int = 0
@@ -270,6 +277,7 @@ class Standbys:
         written to.
         """
         changelogs = {at for one in self._standbys.values() for at in one.changelogs}
+        asked_ms = self._host.wall_ms()  # before the ends: records may come meanwhile
         ends = self._log.end_offsets(sorted(changelogs)) if changelogs else {}
         now = self._host.now()
         for task, standby in self._standbys.items():
@@ -285,6 +293,9 @@ class Standbys:
                 self._acceptable,
                 warming=task in self._warming,
                 downloading=bool(self._restores.downloading(task)),
+            )
+            standby.true_ms = (
+                _true_ms(standby, groups) if any(standby.lags.values()) else asked_ms
             )
             renewed = standby.renewed_at
             due = renewed is None or now - renewed > RENEWED_S
@@ -330,6 +341,7 @@ class Standbys:
                 task in self._warming,
                 standby.ready,
                 self._eta_s(task, standby),
+                standby.true_ms,
             )
             for task, standby in self._standbys.items()
         }
@@ -347,6 +359,18 @@ class Standbys:
         to_go += [store.eta_s for store in self._restores.downloading(task)]
         known = [eta_s for eta_s in to_go if eta_s is not None]
         return max(known) if known and len(known) == len(to_go) else None
+
+
+def _true_ms(standby: _Standby, groups: KeyGroups) -> int:
+    """Return when all rows of a standby were last known to equal their changelogs."""
+    return min(
+        (
+            run.true_ms
+            for spec in standby.changelogs.values()
+            for run in standby.database.checkpoints(spec.name).within(groups)
+        ),
+        default=NEVER_TRUE,
+    )
 
 
 def has_standby(spec: StoreSpec) -> bool:

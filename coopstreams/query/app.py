@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import orjson
@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from coopstreams.common.budget import CpuBudget
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query.access import Access, Role, role_of
-from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.backend import Backend, Staleness, StoreInfo
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.gate import Gate, not_running
 from coopstreams.query.openapi import description
@@ -58,7 +58,7 @@ from coopstreams.query.problems import (
     timed_out,
     unknown_path,
 )
-from coopstreams.query.range_pages import Page, Query
+from coopstreams.query.range_pages import Cover, Page, Query
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
 from coopstreams.query.web_page import EVENTS, StatusFeed, asset
@@ -462,12 +462,20 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
             "owner": cover.owner,
             "epoch": cover.epoch,
             "lag": cover.lag,
+            **_standby(cover),
         }
         for cover in page.covers
     ]
     entries = [orjson.Fragment(entry) for _, _, entry in page.entries]
     told = {"store": store.name, "entries": entries, "cursor": page.cursor}
     return orjson.dumps(told | {"ranges": ranges})
+
+
+def _standby(cover: Cover) -> dict[str, Any]:
+    """Return the field about a standby that was read; none: an owner was."""
+    if cover.standby is None:
+        return {}
+    return {"standby": Staleness(*cover.standby)._asdict()}
 
 
 class _Answer(Response):

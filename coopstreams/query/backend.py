@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from coopstreams.common.setting_values import reachable
 from coopstreams.state.views import GlobalView, KeyRangeView
@@ -26,6 +26,7 @@ from coopstreams.status.reasons import Health
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.graph.nodes import Structure
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
@@ -85,12 +86,15 @@ class Peer:
     tasks: tuple[TaskId, ...]
     unasked: str = "serves no queries (yet)"
     """Why the member is not asked, if it has no `url`."""
+    standbys: tuple[TaskId, ...] = ()
+    """The tasks of which it has standbys."""
 
 
 def peer_of(
     id_: str,
     announced: str | None,
     tasks: tuple[TaskId, ...],
+    standbys: tuple[TaskId, ...] = (),
     *,
     https: bool,
 ) -> Peer:
@@ -102,11 +106,12 @@ def peer_of(
     `https`: this instance has certificates, and sends nothing in clear text.
     """
     if announced is None:
-        return Peer(id_, None, tasks)
+        return Peer(id_, None, tasks, standbys=standbys)
     if problem := _problem(announced, https):
         shown = without_credentials(announced[:100])
-        return Peer(id_, None, tasks, f'is not asked at "{shown}": {problem}')
-    return Peer(id_, announced.rstrip("/"), tasks)
+        why = f'is not asked at "{shown}": {problem}'
+        return Peer(id_, None, tasks, why, standbys)
+    return Peer(id_, announced.rstrip("/"), tasks, standbys=standbys)
 
 
 def _problem(address: str, https: bool) -> str:
@@ -122,6 +127,17 @@ def _problem(address: str, https: bool) -> str:
     except ValueError:
         right = False
     return "" if right and len(address) <= _LONGEST_URL else "it is no URL of a server"
+
+
+class Staleness(NamedTuple):
+    """How far the rows of a standby are behind. Units: `position` and `lag` in records
+    of the store's changelog, of all key ranges; `staleness_ms`: how long ago they were
+    known to equal its end.
+    """
+
+    position: int
+    lag: int
+    staleness_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +198,11 @@ class OpenView(Protocol):
         ...
 
     @property
+    def standby(self) -> Staleness | None:
+        """How far the rows are behind; None: this instance owns the range."""
+        ...
+
+    @property
     def store(self) -> KeyRangeView:
         """The committed state of the key range. Reads block on the disk."""
         ...
@@ -201,7 +222,7 @@ class OpenView(Protocol):
 
     def owned(self) -> bool:
         """Return whether the instance has owned the range, under this epoch, since the
-        view was opened.
+        view was opened; of a standby: whether it has been kept, and has gone on.
         """
         ...
 
@@ -258,6 +279,20 @@ class Backend(Protocol):
     ) -> OpenView | NotOpen:
         """Return an open view of the local task that owns this key hash of a store, or
         why there is none.
+        """
+        ...
+
+    def standby_view(
+        self,
+        store: str,
+        partition: int,
+        key_range: KeyRange,
+        max_staleness_ms: int,
+        *,
+        cut: bool,
+    ) -> OpenView | NotOpen:
+        """Return an open view of the standby here that has a key range, or why there is
+        none that is fresh enough. `cut`: of the key range only.
         """
         ...
 

@@ -89,20 +89,36 @@ class QueryClient(_Client):
     that of a dataclass is a dict.
     """
 
-    def get(self, store: str, key: Any) -> Found | None:
+    def get(
+        self,
+        store: str,
+        key: Any,
+        *,
+        max_staleness_ms: int | None = None,
+    ) -> Found | None:
         """Return the value of a key, or None if there is none.
+
+        `max_staleness_ms`, here and in the other methods: if the owner of a key does
+        not answer, a standby may whose rows were up to date so long ago. None: only the
+        owner.
 
         Raises:
             QueryError: unknown store or unparsable key, or no instance could answer
                 before the deadline.
         """
-        return self._do(self._requests.get(store, key))
+        return self._do(self._requests.get(store, key, max_staleness_ms))
 
-    def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
+    def get_many(
+        self,
+        store: str,
+        keys: Sequence[Any],
+        *,
+        max_staleness_ms: int | None = None,
+    ) -> list[Found | None]:
         """Return the values of several keys, in their order; None for a key without a
         row.
         """
-        return self._do(self._requests.get_many(store, keys))
+        return self._do(self._requests.get_many(store, keys, max_staleness_ms))
 
     def windows(
         self,
@@ -111,12 +127,16 @@ class QueryClient(_Client):
         start_ms: int = 0,
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
+        *,
+        max_staleness_ms: int | None = None,
     ) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both
         inclusive, ascending.
         """
         return self._do(
-            self._requests.timed("windows", store, key, start_ms, end_ms, limit)
+            self._requests.timed(
+                "windows", store, key, start_ms, end_ms, limit, max_staleness_ms
+            )
         )
 
     def sessions(
@@ -126,12 +146,16 @@ class QueryClient(_Client):
         start_ms: int = 0,
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
+        *,
+        max_staleness_ms: int | None = None,
     ) -> list[WindowFound]:
         """Return the sessions of a key that overlap start_ms..end_ms, both inclusive,
         ascending.
         """
         return self._do(
-            self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
+            self._requests.timed(
+                "sessions", store, key, start_ms, end_ms, limit, max_staleness_ms
+            )
         )
 
     def versions(
@@ -176,6 +200,7 @@ class QueryClient(_Client):
         prefix: str | bytes | None = None,
         reverse: bool = False,
         page: int = 1000,
+        max_staleness_ms: int | None = None,
     ) -> Iterator[EntryFound]:
         """Yield the entries first..last, both inclusive, of all instances, in the order
         of the serialised keys.
@@ -183,7 +208,9 @@ class QueryClient(_Client):
         Pages are fetched as needed.
         """
         found = self._do(
-            self._requests.range(store, first, last, prefix, reverse, page)
+            self._requests.range(
+                store, first, last, prefix, reverse, page, max_staleness_ms
+            )
         )
         yield from found.entries
         while found.rest is not None:
@@ -254,15 +281,27 @@ class AsyncQueryClient(_Client):
     loop may call them.
     """
 
-    async def get(self, store: str, key: Any) -> Found | None:
+    async def get(
+        self,
+        store: str,
+        key: Any,
+        *,
+        max_staleness_ms: int | None = None,
+    ) -> Found | None:
         """Return the value of a key, or None if there is none."""
-        return await self._do(self._requests.get(store, key))
+        return await self._do(self._requests.get(store, key, max_staleness_ms))
 
-    async def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
+    async def get_many(
+        self,
+        store: str,
+        keys: Sequence[Any],
+        *,
+        max_staleness_ms: int | None = None,
+    ) -> list[Found | None]:
         """Return the values of several keys, in their order; None for a key without a
         row.
         """
-        return await self._do(self._requests.get_many(store, keys))
+        return await self._do(self._requests.get_many(store, keys, max_staleness_ms))
 
     async def windows(
         self,
@@ -271,12 +310,16 @@ class AsyncQueryClient(_Client):
         start_ms: int = 0,
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
+        *,
+        max_staleness_ms: int | None = None,
     ) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both
         inclusive, ascending.
         """
         return await self._do(
-            self._requests.timed("windows", store, key, start_ms, end_ms, limit)
+            self._requests.timed(
+                "windows", store, key, start_ms, end_ms, limit, max_staleness_ms
+            )
         )
 
     async def sessions(
@@ -286,12 +329,16 @@ class AsyncQueryClient(_Client):
         start_ms: int = 0,
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
+        *,
+        max_staleness_ms: int | None = None,
     ) -> list[WindowFound]:
         """Return the sessions of a key that overlap start_ms..end_ms, both inclusive,
         ascending.
         """
         return await self._do(
-            self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
+            self._requests.timed(
+                "sessions", store, key, start_ms, end_ms, limit, max_staleness_ms
+            )
         )
 
     async def versions(
@@ -326,12 +373,15 @@ class AsyncQueryClient(_Client):
         prefix: str | bytes | None = None,
         reverse: bool = False,
         page: int = 1000,
+        max_staleness_ms: int | None = None,
     ) -> AsyncIterator[EntryFound]:
         """Yield the entries first..last, both inclusive, of all instances, in the order
         of the serialised keys.
         """
         found = await self._do(
-            self._requests.range(store, first, last, prefix, reverse, page)
+            self._requests.range(
+                store, first, last, prefix, reverse, page, max_staleness_ms
+            )
         )
         for entry in found.entries:
             yield entry

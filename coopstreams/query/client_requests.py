@@ -27,6 +27,7 @@ import httpx
 import orjson
 
 from coopstreams.query.paths import (
+    STALE,
     key_batches,
     keys_path,
     path_text,
@@ -64,6 +65,18 @@ class Post(str):
 
 
 @dataclass(frozen=True, slots=True)
+class Standby:
+    """How far a standby is behind. `position`: the next changelog offset of the store
+    that it reads. `lag`: the changelog records behind that, of all key ranges.
+    `staleness_ms`: how long ago its rows were known to be those of the owner.
+    """
+
+    position: int
+    lag: int
+    staleness_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The value of a key, and its owner. `timestamp`: that of the row, in ms. `owner`:
     the id of the instance that answered. `epoch`: the epoch of its task. `lag`: the
@@ -81,6 +94,10 @@ class Found:
     owner: str
     epoch: int | None
     lag: int | None
+    standby: Standby | None = None
+    """How far the standby is behind that answered for the owner; None: the owner
+    answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +189,28 @@ class Requests:
         self._on_wait = on_wait
         self._key_serdes: dict[str, str] = {}
 
-    def get(self, store: str, key: Any) -> Steps[Found | None]:
+    def get(
+        self,
+        store: str,
+        key: Any,
+        stale_ms: int | None = None,
+    ) -> Steps[Found | None]:
         """Return the value of a key, or None if there is none."""
+        path = yield from self._key_path(store, "keys", key)
         try:
-            answer = yield from self.ask(
-                (yield from self._key_path(store, "keys", key))
-            )
+            answer = yield from self.ask(path + _stale(stale_ms, "?"))
         except QueryError as error:
             if error.code == "KEY_NOT_FOUND":
                 return None
             raise
         return _found(answer)
 
-    def get_many(self, store: str, keys: Sequence[Any]) -> Steps[list[Found | None]]:
+    def get_many(
+        self,
+        store: str,
+        keys: Sequence[Any],
+        stale_ms: int | None = None,
+    ) -> Steps[list[Found | None]]:
         """Return the values of several keys, in their order; None for a key without a
         row.
         """
@@ -193,7 +219,7 @@ class Requests:
         while left:
             batch = left.pop()
             try:
-                answer = yield from self.ask(keys_path(store, batch))
+                answer = yield from self.ask(keys_path(store, batch) + _stale(stale_ms))
             except QueryError as error:
                 if error.code != "TOO_LARGE":
                     raise
@@ -213,6 +239,7 @@ class Requests:
         start_ms: int,
         end_ms: int,
         limit: int,
+        stale_ms: int | None = None,
     ) -> Steps[list[WindowFound]]:
         """Return the windows or the sessions of a key, in several answers if they are
         many.
@@ -224,7 +251,7 @@ class Requests:
         while True:
             most = min(limit - len(found), MOST_ENTRIES)
             answer = yield from self.ask(
-                f"{path}?from={start_ms}&to={end_ms}&limit={most}"
+                f"{path}?from={start_ms}&to={end_ms}&limit={most}{_stale(stale_ms)}"
             )
             found += [
                 WindowFound(one["start"], one["end"], one["value"], one["timestamp"])
@@ -277,6 +304,7 @@ class Requests:
         prefix: str | bytes | None,
         reverse: bool,
         page: int,
+        stale_ms: int | None = None,
     ) -> Steps[RangePage]:
         """Return the first page of a range query."""
         bounds = {
@@ -286,6 +314,8 @@ class Requests:
         }
         texts = yield from self._texts(store, list(bounds.values()))
         asked = {"limit": str(page), **dict(zip(bounds, texts, strict=True))}
+        if stale_ms is not None:
+            asked[STALE] = str(stale_ms)
         return (
             yield from self.page(
                 store,
@@ -436,5 +466,16 @@ def _text(key: Any, as_json: bool) -> str:
     return repr(key) if number else orjson.dumps(key).decode()
 
 
+def _stale(stale_ms: int | None, before: str = "&") -> str:
+    """Return the parameter that allows standbys to answer; empty: they must not."""
+    return "" if stale_ms is None else f"{before}{STALE}={stale_ms}"
+
+
 def _found(answer: Mapping[str, Any]) -> Found:
-    return Found(**{field.name: answer[field.name] for field in fields(Found)})
+    about = {
+        field.name: answer[field.name]
+        for field in fields(Found)
+        if field.name != "standby"
+    }
+    standby = answer.get("standby")
+    return Found(**about, standby=None if standby is None else Standby(**standby))

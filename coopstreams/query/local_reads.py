@@ -147,8 +147,12 @@ class Views:
     As a context manager it checks at the end that all ranges were owned all the time.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, max_staleness_ms: int | None = None) -> None:
+        """`max_staleness_ms`: how old the rows of standbys may be, which are read instead
+        of tasks; None: tasks are read.
+        """
         self._backend = backend
+        self._stale_ms = max_staleness_ms
         self.here = backend.placement().here
         self.bytes = 0
         """The total bytes of the values that were read by key."""
@@ -166,10 +170,10 @@ class Views:
         for one in opened:
             if at.hash in one[0].task.key_range:
                 return one
-        view = self._backend.view(store.name, at.partition, at.hash)
+        view = self._view(store.name, at)
         if isinstance(view, NotOpen):
             raise moving(
-                f"partition {at.partition} of {store.name} cannot be read on the owner of the key: {view.message}",
+                f"partition {at.partition} of {store.name} cannot be read on {self._where}: {view.message}",
                 view.retry_after_ms,
             )
         self._stack.enter_context(view)
@@ -180,8 +184,50 @@ class Views:
             "epoch": view.epoch,
             "lag": view.lag,
         }
+        if view.standby is not None:
+            about["standby"] = view.standby._asdict()
         opened.append((view, about))
         return opened[-1]
+
+    @property
+    def _where(self) -> str:
+        return "the owner of the key" if self._stale_ms is None else "a standby"
+
+    def _view(self, store: str, at: KeyLocation) -> OpenView | NotOpen:
+        if self._stale_ms is None:
+            return self._backend.view(store, at.partition, at.hash)
+        only = KeyRange(at.hash, at.hash)
+        return self._backend.standby_view(
+            store,
+            at.partition,
+            only,
+            self._stale_ms,
+            cut=False,
+        )
+
+    def standing(
+        self,
+        store: str,
+        ranges: Iterable[tuple[int, KeyRange]],
+    ) -> tuple[list[OpenView], list[str]]:
+        """Return the views of key ranges of standbys, and for each other range why it
+        cannot be read.
+        """
+        closed: list[str] = []
+        opened = self._open.setdefault((store, -1), [])
+        for partition, key_range in ranges:
+            view = self._backend.standby_view(
+                store,
+                partition,
+                key_range,
+                self._stale_ms or 0,
+                cut=True,
+            )
+            if isinstance(view, NotOpen):
+                closed.append(view.message)
+            else:
+                opened.append((self._stack.enter_context(view), {}))
+        return [view for view, _ in opened], closed
 
     def all_of(self, store: str) -> tuple[list[OpenView], list[str]]:
         """Return the views of all open tasks of a store, and for each other task why it
@@ -288,8 +334,14 @@ class LocalReader:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def one(self, query: KeyQuery, wanted: Lookup) -> bytes:
-        """Return the JSON of the answer to a query for one key.
+    def one(
+        self,
+        query: KeyQuery,
+        wanted: Lookup,
+        max_staleness_ms: int | None = None,
+    ) -> bytes:
+        """Return the JSON of the answer to a query for one key; with `max_staleness_ms`,
+        from a standby.
 
         Raises:
             QueryError: KEY_NOT_FOUND, FORGOTTEN, UNREADABLE; TASK_MOVING if the range
@@ -298,22 +350,33 @@ class LocalReader:
         if query.what == "versions":
             return self._versions(query, wanted)
         if query.what != "keys":
-            return self._timed(query, wanted)
-        with Views(self._backend) as views:
+            return self._timed(query, wanted, max_staleness_ms)
+        with Views(self._backend, max_staleness_ms) as views:
             (found,) = key_rows(self._backend, views, query.store, [wanted])
         return found.body()
 
-    def entries(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
+    def entries(
+        self,
+        store: StoreInfo,
+        wanted: Sequence[Lookup],
+        max_staleness_ms: int | None = None,
+    ) -> list[bytes]:
         """Return the JSON of each of several keys; `found` is false for a missing one.
+        With `max_staleness_ms`, from standbys.
 
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
         """
-        with Views(self._backend) as views:
+        with Views(self._backend, max_staleness_ms) as views:
             found = key_rows(self._backend, views, store, wanted)
         return [row.entry() for row in found]
 
-    def _timed(self, query: KeyQuery, wanted: Lookup) -> bytes:
+    def _timed(
+        self,
+        query: KeyQuery,
+        wanted: Lookup,
+        max_staleness_ms: int | None,
+    ) -> bytes:
         """Return the JSON of a key's windows that start within the times of the query,
         or of its sessions that overlap them.
 
@@ -321,7 +384,7 @@ class LocalReader:
         `MOST_BYTES`.
         """
         store = query.store
-        with Views(self._backend) as views:
+        with Views(self._backend, max_staleness_ms) as views:
             view, about = views.of(store, wanted.at)
             found, more = _first(
                 rows_of(view.store, wanted.key, *query.times),
@@ -405,7 +468,7 @@ class LocalReader:
         timeout_s: float,
     ) -> PartialPage:
         """Return this instance's part of a range query: the first `limit` entries of
-        all its open ranges together.
+        all its open ranges together; or of those ranges of standbys that the query names.
 
         Ranges that are not open are missing from `covers`, and `closed` says why. The
         merge of all parts detects what is missing.
@@ -417,8 +480,14 @@ class LocalReader:
             table = global_table(self._backend, store)
             stored = ((row.key, 0, row) for row in rows(table, store.kind, 0, query))
             return _collected(store, query, timeout_s, stored)
-        with Views(self._backend) as views:
-            opened, closed = views.all_of(store.name)
+        stale_ms = query.max_staleness_ms if query.standing else None
+        with Views(self._backend, stale_ms) as views:
+            ranges = [(at, KeyRange(low, high)) for at, low, high in query.standing]
+            opened, closed = (
+                views.standing(store.name, ranges)
+                if ranges
+                else views.all_of(store.name)
+            )
             scans = (_scan(view, store, query) for view in opened)
             found = in_order(scans, query.reverse)
             page = _collected(store, query, timeout_s, found)
@@ -430,6 +499,7 @@ class LocalReader:
                     views.here,
                     view.epoch,
                     view.lag,
+                    view.standby,
                 )
                 for view in opened
             ]

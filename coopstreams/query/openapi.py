@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coopstreams.query.access import role_of
+from coopstreams.query.paths import STALE
 from coopstreams.status.model import (
     KeyMetadata,
     Metadata,
@@ -89,6 +90,12 @@ def _paths(limits: RequestLimits) -> Schema:
     store = _path("store", "Name of a store.")
     key = _path("key", _KEY)
     local = _query("local", _BOOLEAN, "Answer from this instance only.")
+    stale = _query(
+        STALE,
+        {**_WHOLE, "minimum": 0},
+        "Milliseconds. If the owner does not answer, a standby may whose rows were up to date so long ago; the answer "
+        "says how far it is behind in `standby`.",
+    )
     brief = _query("brief", _BOOLEAN, "Count no entries, and ask no other instance.")
     limit = _query(
         "limit",
@@ -115,12 +122,13 @@ def _paths(limits: RequestLimits) -> Schema:
             store,
             key,
             local,
+            stale,
             by_key=True,
             missing=True,
         ),
-        "/v1/stores/{store}/keys": _keys(limits, store, local),
-        "/v1/stores/{store}/range": _range(store, limit, local),
-        **_timed(store, key, limit, local),
+        "/v1/stores/{store}/keys": _keys(limits, store, local, stale),
+        "/v1/stores/{store}/range": _range(store, limit, local, stale),
+        **_timed(store, key, limit, local, stale),
         "/v1/metadata": _get(
             "metadata",
             "Instances, their tasks and key ranges, by the last assignment",
@@ -188,6 +196,7 @@ def _timed(
     key: Schema,
     limit: Schema,
     local: Schema,
+    stale: Schema,
 ) -> Schema:
     first = _query("from", _MOMENT, "The first moment, inclusive.")
     last = _query("to", _MOMENT, "The last moment, inclusive.")
@@ -224,6 +233,7 @@ def _timed(
             last,
             limit,
             local,
+            stale,
             by_key=True,
         ),
         "/v1/stores/{store}/sessions/{key}": _get(
@@ -236,6 +246,7 @@ def _timed(
             last,
             limit,
             local,
+            stale,
             by_key=True,
         ),
         "/v1/stores/{store}/versions/{key}": operation,
@@ -246,6 +257,7 @@ def _keys(
     limits: RequestLimits,
     store: Schema,
     local: Schema,
+    stale: Schema,
 ) -> Schema:
     operation = _get(
         "keys",
@@ -259,6 +271,7 @@ def _keys(
             required=True,
         ),
         local,
+        stale,
         by_key=True,
     )
     operation["get"]["responses"]["413"] = _error(
@@ -271,6 +284,7 @@ def _range(
     store: Schema,
     limit: Schema,
     local: Schema,
+    stale: Schema,
 ) -> Schema:
     operation = _get(
         "range",
@@ -286,6 +300,7 @@ def _range(
         limit,
         _query("cursor", _STRING, "The `cursor` of the page before."),
         local,
+        stale,
         by_key=True,
     )
     lines = {"schema": {"anyOf": [_ref("Entry"), _ref("RangeEnd"), _ref("Error")]}}
@@ -310,7 +325,8 @@ def _get(
         responses["404"] = _error(
             "UNKNOWN_STORE"
             + (
-                ", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`"
+                ", or KEY_NOT_FOUND: from the owner of the key only (or, with `max_staleness`, a standby), with the fields of "
+                "`Where`"
                 if missing
                 else ""
             )
@@ -396,14 +412,21 @@ def _schemas() -> Schema:
         "value": {},
     }
     timed = {"store": _STRING, "key": {}, "more": _BOOLEAN, **where}
+    standby = {
+        "standby": {
+            **_object({"position": _WHOLE, "lag": _WHOLE, "staleness_ms": _WHOLE}),
+            "description": "If a standby answered for the owner: the next changelog offset of the store that it reads, "
+            "the records behind that, and how long ago its rows were known to be those of the owner.",
+        }
+    }
     one_of_many = _object(
         {"key": {}, "found": _BOOLEAN, **about},
-        {"value": {}, "timestamp": _WHOLE, **headers},
+        {"value": {}, "timestamp": _WHOLE, **headers, **standby},
     )
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
-        "Where": _object(where),
-        "Found": _object({"store": _STRING, **entry, **about}, headers),
+        "Where": _object(where, standby),
+        "Found": _object({"store": _STRING, **entry, **about}, {**headers, **standby}),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
         "Entry": _object(
             {**entry, "partition": _MAYBE_WHOLE},
@@ -418,8 +441,8 @@ def _schemas() -> Schema:
             }
         ),
         "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
-        "Windows": _object({**timed, "windows": windows}),
-        "Sessions": _object({**timed, "sessions": windows}),
+        "Windows": _object({**timed, "windows": windows}, standby),
+        "Sessions": _object({**timed, "sessions": windows}, standby),
         "Versions": _object(
             {**timed, "versions": _list(_object(version)), "known_since": _WHOLE}
         ),

@@ -19,23 +19,34 @@ from coopstreams.common.name_suggestions import did_you_mean
 from coopstreams.common.time_parsing import moment_ms
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
+from coopstreams.query.paths import STALE
 from coopstreams.query.problems import bad_request, unknown_path
 from coopstreams.query.range_pages import QUERIES, Query, cursor_of
 from coopstreams.query.router import Asked
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import check_range
 
 FAR = (1 << 63) - 1
 """The largest timestamp."""
 
-RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
+RANGE_PARAMETERS = (
+    "from",
+    "to",
+    "prefix",
+    "reverse",
+    "limit",
+    "cursor",
+    "local",
+    STALE,
+)
 
 What: TypeAlias = Literal["keys", "windows", "sessions", "versions"]
 """What a request asks for about a key, as in its path."""
 
 _OF_A_KEY: Mapping[What, Sequence[str]] = {
-    "keys": ("local",),
-    "windows": ("from", "to", "limit", "local"),
-    "sessions": ("from", "to", "limit", "local"),
+    "keys": ("local", STALE),
+    "windows": ("from", "to", "limit", "local", STALE),
+    "sessions": ("from", "to", "limit", "local", STALE),
     "versions": ("as_of", "from", "to", "limit", "local"),
 }
 """The query parameters that a request for a key may have."""
@@ -201,6 +212,10 @@ class KeyQuery(NamedTuple):
     many: bool = False
     times: Times = (0, FAR)
     limit: int = 0
+    max_staleness_ms: int | None = None
+    """How old the rows of a standby may be that answers for the owner; None: only the
+    owner answers.
+    """
 
     @property
     def suffix(self) -> str:
@@ -209,6 +224,12 @@ class KeyQuery(NamedTuple):
             return ""
         first, last = self.times
         return f"?from={first}&to={last}&limit={self.limit}"
+
+    @property
+    def stale_suffix(self) -> str:
+        """The query string with which the request is forwarded to a standby."""
+        more = f"{STALE}={self.max_staleness_ms}"
+        return f"{self.suffix}&{more}" if self.suffix else f"?{more}"
 
 
 def key_query(
@@ -228,11 +249,22 @@ def key_query(
     texts = [path_piece(path, 5)]
     parameters = Parameters(query, _OF_A_KEY[what])
     if what == "keys":
-        return KeyQuery(what, store, texts, how_asked(parameters, forwarded=forwarded))
+        asked = how_asked(parameters, forwarded=forwarded)
+        stale_ms = staleness_of(parameters)
+        return KeyQuery(what, store, texts, asked, max_staleness_ms=stale_ms)
     times = times_of(parameters)
     limit = limit_of(parameters, limits)
     asked = how_asked(parameters, forwarded=forwarded)
-    return KeyQuery(what, store, texts, asked, times=times, limit=limit)
+    stale_ms = staleness_of(parameters)
+    return KeyQuery(
+        what,
+        store,
+        texts,
+        asked,
+        times=times,
+        limit=limit,
+        max_staleness_ms=stale_ms,
+    )
 
 
 def keys_query(
@@ -246,9 +278,16 @@ def keys_query(
     Raises:
         QueryError: BAD_PARAMETER.
     """
-    parameters = Parameters(query, ("local",), many="key")
+    parameters = Parameters(query, ("local", STALE), many="key")
     asked = how_asked(parameters, forwarded=forwarded)
-    return KeyQuery("keys", store, parameters.many, asked, many=True)
+    return KeyQuery(
+        "keys",
+        store,
+        parameters.many,
+        asked,
+        many=True,
+        max_staleness_ms=staleness_of(parameters),
+    )
 
 
 def path_piece(raw_path: bytes, number: int) -> str:
@@ -304,6 +343,7 @@ def range_query(
         reverse=parameters.flag("reverse"),
         limit=limit,
         after=None if cursor is None else cursor_of(cursor),
+        max_staleness_ms=staleness_of(parameters),
     )
     try:
         check_range(query.first, query.last, f'from="{first}"', f'to="{last}"')
@@ -319,7 +359,10 @@ def unpacked(text: str | None) -> Query:
         QueryError: BAD_PARAMETER.
     """
     try:
-        return QUERIES.decode(bytes.fromhex(text or ""))
+        query = QUERIES.decode(bytes.fromhex(text or ""))
+        for _, first, last in query.standing:
+            KeyRange(first, last)  # one that cannot be is a ValueError
+        return query
     except (ValueError, msgspec.MsgspecError) as error:
         raise bad_request(
             "BAD_PARAMETER",
@@ -342,6 +385,13 @@ def times_of(parameters: Parameters) -> Times:
         )
     moment = parameters.moment("as_of", 0)
     return moment, moment
+
+
+def staleness_of(parameters: Parameters) -> int | None:
+    """Return how old the rows of a standby may be (ms); None: only owners may answer."""
+    if parameters.text(STALE) is None:
+        return None
+    return parameters.number(STALE, 0, 0, FAR)
 
 
 def limit_of(parameters: Parameters, limits: RequestLimits) -> int:

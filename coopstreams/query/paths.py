@@ -13,6 +13,9 @@ from urllib.parse import quote
 KEYS_A_REQUEST = 500
 CHARACTERS_A_REQUEST = 30_000
 
+STALE = "max_staleness"
+"""The parameter with the age (ms) up to which a standby may answer for an owner."""
+
 
 def path_text(text: str) -> str:
     """Return a text as one segment of a path. Dots are percent-encoded, because clients

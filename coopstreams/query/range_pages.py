@@ -41,6 +41,8 @@ class Cover(msgspec.Struct, array_like=True, frozen=True):
     owner: str
     epoch: int
     lag: int | None
+    standby: tuple[int, int, int] | None = None
+    """If a standby was read: its `Staleness`."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -91,6 +93,14 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     reverse: bool = False
     limit: int
     after: tuple[bytes, int] | None = None
+    max_staleness_ms: int | None = None
+    """How old the rows of standbys may be that answer for owners; None: only owners
+    answer.
+    """
+    standing: tuple[tuple[int, int, int], ...] = ()
+    """The (partition, first hash, last hash) to read of standbys; empty: all ranges that
+    the instance owns.
+    """
 
     def is_after(self, key: bytes, partition: int) -> bool:
         """Return whether an entry lies behind the cursor in the direction of the query."""

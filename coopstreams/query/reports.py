@@ -14,7 +14,9 @@ from coopstreams.status.model import (
     InstanceStatus,
     KeyMetadata,
     KeyOwner,
+    KeyStandby,
     LocatedInstance,
+    LocatedStandby,
     LocatedTask,
     Metadata,
     Stores,
@@ -76,6 +78,7 @@ def metadata(
                 instance.url,
                 status.ready if instance.id == placement.here else None,
                 tuple(located(instance, task) for task in sorted(instance.tasks)),
+                tuple(_standby(task) for task in sorted(instance.standbys)),
             )
             for instance in sorted(placement.instances, key=lambda peer: peer.id)
         ),
@@ -88,7 +91,7 @@ def key_metadata(
     key: bytes,
     at: KeyLocation,
 ) -> KeyMetadata:
-    """Return the location and owner of a key."""
+    """Return the location of a key, its owner and its standbys."""
     owner = owner_of(placement, store, at)
     return KeyMetadata(
         store.name,
@@ -105,6 +108,28 @@ def key_metadata(
             str(owner.task),
             str(owner.task.key_range),
         ),
+        tuple(
+            KeyStandby(instance.id, instance.url)
+            for instance in placement.instances
+            if any(
+                (standby.subtopology, standby.partition)
+                == (store.subtopology, at.partition)
+                and at.hash in standby.key_range
+                for standby in instance.standbys
+            )
+        ),
+    )
+
+
+def _standby(task: TaskId) -> LocatedStandby:
+    place = TaskPlace.at(task)
+    return LocatedStandby(
+        id=place.id,
+        subtopology=place.subtopology,
+        partition=place.partition,
+        key_range=place.key_range,
+        first_hash=str(task.key_range.start),
+        last_hash=str(task.key_range.end),
     )
 
 

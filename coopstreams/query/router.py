@@ -14,7 +14,7 @@ owner already writes).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -26,6 +26,7 @@ from coopstreams.query.backend import (
 )
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import (
+    WHOLE,
     KeyRange,
     check_tiling,
     key_hash,
@@ -136,6 +137,67 @@ def route(
         if asked == "local"
         else There(owner, owner.instance.url)
     )
+
+
+def standbys_of(
+    placement: Placement,
+    store: StoreInfo,
+    at: KeyLocation,
+    asked: Asked,
+) -> list[Peer]:
+    """Return the instances that may answer for the owner of a key, this one first: those
+    with a standby of its range.
+    """
+    found = [
+        instance
+        for instance in placement.instances
+        if (asked == "any" or instance.id == placement.here)
+        and (instance.url is not None or instance.id == placement.here)
+        and any(
+            (standby.subtopology, standby.partition)
+            == (store.subtopology, at.partition)
+            and at.hash in standby.key_range
+            for standby in instance.standbys
+        )
+    ]
+    return sorted(found, key=lambda peer: (peer.id != placement.here, peer.id))
+
+
+def stand_in(
+    placement: Placement,
+    store: StoreInfo,
+    covered: Iterable[tuple[int, KeyRange]],
+    asked: Asked = "any",
+) -> Mapping[str, tuple[Peer, list[tuple[int, KeyRange]]]]:
+    """Return the key ranges of a store that are not covered and of which instances have
+    standbys: by instance, each range once.
+    """
+    left: dict[int, list[KeyRange]] = {n: [WHOLE] for n in range(store.partitions)}
+    for partition, key_range in covered:
+        if partition in left:
+            left[partition] = _without(left[partition], key_range)
+    found: dict[str, tuple[Peer, list[tuple[int, KeyRange]]]] = {}
+    for instance in sorted(
+        placement.instances, key=lambda peer: (peer.id != placement.here, peer.id)
+    ):
+        here = instance.id == placement.here
+        if not here and (asked != "any" or instance.url is None):
+            continue
+        for standby in instance.standbys:
+            if standby.subtopology != store.subtopology:
+                continue
+            for gap in left.get(standby.partition, ()):
+                if (both := gap.intersect(standby.key_range)) is not None:
+                    mine = found.setdefault(instance.id, (instance, []))[1]
+                    mine.append((standby.partition, both))
+            left[standby.partition] = _without(
+                left.get(standby.partition, []), standby.key_range
+            )
+    return found
+
+
+def _without(ranges: Iterable[KeyRange], gone: KeyRange) -> list[KeyRange]:
+    return [left for key_range in ranges for left in key_range.minus([gone])]
 
 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:

@@ -4,6 +4,7 @@ retried briefly while a task moves.
     key          -> partition, hash -> owner -> read here | ask it (one hop) | TASK_MOVING
     range        -> every instance that has a part -> do they cover the store? -> merge
     global table -> read here: every instance has all of it
+    max_staleness -> what an owner does not answer, a standby does that is fresh enough
 
 Invariant: only the instance that the client asked retries; an instance that another one
 asked answers at once.
@@ -25,18 +26,19 @@ from collections.abc import (
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import orjson
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
-from coopstreams.query.backend import Backend, Peer, StoreInfo
+from coopstreams.query.backend import Backend, Peer, Placement, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local_reads import LocalReader, Lookup, instance_to_ask
 from coopstreams.query.parameters import KeyQuery, RequestLimits, What
 from coopstreams.query.paths import (
+    STALE,
     key_batches,
     keys_path,
     path_text,
@@ -66,6 +68,8 @@ from coopstreams.query.router import (
     coverage_gap,
     locate,
     scatter,
+    stand_in,
+    standbys_of,
 )
 from coopstreams.status.model import Kind, Status
 from coopstreams.topology.errors import QueryError
@@ -77,6 +81,10 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
 
+_Place: TypeAlias = Peer | QueryError | None
+"""The instance to ask for keys; None: this one; an error: there is none."""
+_NO_OWNER = ("TASK_MOVING", "NOT_OWNER")
+"""The errors of a request for which a standby may answer."""
 _KINDS: Mapping[What, tuple[Kind, ...]] = {
     "keys": ("key_value", "versioned", "global"),
     "windows": ("window",),
@@ -124,21 +132,38 @@ class QueryService:
         store = query.store
         (wanted,) = await self.read(lambda: lookups(query, self.limits.max_keys))
 
-        async def attempt() -> bytes:
-            placement = self.backend.placement()
-            owner = instance_to_ask(placement, store, wanted.at, query.asked)
-            if owner is None:
+        async def ask(
+            instance: Peer | None, suffix: str, stale_ms: int | None
+        ) -> bytes:
+            if instance is None:
                 return await self._run(
                     self._gets,
-                    lambda: self._local.one(query, wanted),
+                    lambda: self._local.one(query, wanted, stale_ms),
                 )
-            path = f"{query.what}/{path_text(wanted.text)}{query.suffix}"
+            path = f"{query.what}/{path_text(wanted.text)}{suffix}"
             return await self._peers.ask(
-                owner,
+                instance,
                 store_path(store.name, path),
                 self.limits.forward_s,
                 ROW,
             )
+
+        async def attempt() -> bytes:
+            placement = self.backend.placement()
+            try:
+                owner = instance_to_ask(placement, store, wanted.at, query.asked)
+                return await ask(owner, query.suffix, None)
+            except QueryError as error:
+                return await self._or_stale(
+                    query,
+                    wanted,
+                    error,
+                    lambda instance: ask(
+                        instance,
+                        query.stale_suffix,
+                        query.max_staleness_ms,
+                    ),
+                )
 
         return await self._settled(attempt, query.asked)
 
@@ -149,41 +174,104 @@ class QueryService:
         store = query.store
         wanted = await self.read(lambda: lookups(query, self.limits.max_keys))
 
+        async def entries_of(
+            instance: Peer | None,
+            indices: Sequence[int],
+            stale_ms: int | None = None,
+        ) -> list[bytes]:
+            mine = [wanted[index] for index in indices]
+            if instance is None:
+                return await self._run(
+                    self._gets,
+                    lambda: self._local.entries(store, mine, stale_ms),
+                )
+            texts = [one.text for one in mine]
+            return await self._ask_points(store, instance, texts, stale_ms)
+
         async def attempt() -> bytes:
             placement = self.backend.placement()
             shown: list[Any] = [None] * len(wanted)
-            here: list[int] = []
-            there: dict[str, tuple[Peer, list[int]]] = {}
-            for index, one in enumerate(wanted):
-                owner = instance_to_ask(placement, store, one.at, query.asked)
-                if owner is None:
-                    here.append(index)
-                else:
-                    there.setdefault(owner.id, (owner, []))[1].append(index)
 
-            async def fill(indices: list[int], found: Awaitable[list[bytes]]) -> None:
-                for index, entry in zip(indices, await found, strict=True):
+            async def fill(place: _Place, indices: list[int]) -> None:
+                try:
+                    if isinstance(place, QueryError):
+                        raise place
+                    found = await entries_of(place, indices)
+                except QueryError as error:
+                    found = await self._or_stale(
+                        query,
+                        wanted[indices[0]],
+                        error,
+                        lambda instance: entries_of(
+                            instance,
+                            indices,
+                            query.max_staleness_ms,
+                        ),
+                    )
+                for index, entry in zip(indices, found, strict=True):
                     shown[index] = orjson.Fragment(entry)
 
-            fills = [
-                fill(
-                    indices,
-                    self._ask_points(store, owner, [wanted[i].text for i in indices]),
-                )
-                for owner, indices in there.values()
-            ]
-            if here:
-                mine = [wanted[i] for i in here]
-                fills.append(
-                    fill(
-                        here,
-                        self._run(self._gets, lambda: self._local.entries(store, mine)),
-                    )
-                )
-            await _all_or_none(fills)
+            groups = self._by_place(placement, query, wanted)
+            await _all_or_none([fill(place, indices) for place, indices in groups])
             return orjson.dumps({"store": store.name, "entries": shown})
 
         return await self._settled(attempt, query.asked)
+
+    def _by_place(
+        self,
+        placement: Placement,
+        query: KeyQuery,
+        wanted: Sequence[Lookup],
+    ) -> list[tuple[_Place, list[int]]]:
+        """Return the numbers of keys by the instance to ask for them (None: this one), or
+        by why there is none. If standbys may answer, keys of one place have the same.
+        """
+        groups: dict[object, tuple[_Place, list[int]]] = {}
+        for index, one in enumerate(wanted):
+            place: _Place
+            try:
+                place = instance_to_ask(placement, query.store, one.at, query.asked)
+                name = None if place is None else place.id
+            except QueryError as error:
+                if query.max_staleness_ms is None:
+                    raise
+                place = error
+                name = error.code
+            others: list[str] = []
+            if query.max_staleness_ms is not None:
+                standing = standbys_of(placement, query.store, one.at, query.asked)
+                others = [instance.id for instance in standing]
+            groups.setdefault((name, *others), (place, []))[1].append(index)
+        return list(groups.values())
+
+    async def _or_stale(
+        self,
+        query: KeyQuery,
+        wanted: Lookup,
+        error: QueryError,
+        ask: Callable[[Peer | None], Awaitable[T]],
+    ) -> T:
+        """Return what a standby answers for an owner that does not (None: one of this
+        instance), if the query allows it.
+
+        Raises:
+            QueryError: the owner's error; TASK_MOVING: no standby is fresh enough.
+        """
+        if query.max_staleness_ms is None or error.code not in _NO_OWNER:
+            raise error
+        placement = self.backend.placement()
+        said = [str(error)]
+        for instance in standbys_of(placement, query.store, wanted.at, query.asked):
+            here = instance.id == placement.here
+            try:
+                return await ask(None if here else instance)
+            except QueryError as refusal:
+                if refusal.code != "TASK_MOVING":
+                    raise
+                said.append(str(refusal))
+        if len(said) == 1:
+            raise error
+        raise moving("; ".join(said)) from error
 
     async def page(
         self,
@@ -200,34 +288,104 @@ class QueryService:
             instances = scatter(placement, store)
             if isinstance(instances, Moving):
                 raise moving(instances.reason)
-            path = store_path(
-                store.name,
-                f"range?query={msgspec.msgpack.encode(query).hex()}",
+            parts = await _all_or_none(
+                [
+                    self._part_of(instance, store, query, self.limits.ask_part_s)
+                    for instance in instances
+                ]
+            )
+            return await self._run(
+                self._scans,
+                lambda: _put_together(store, query, parts),
             )
 
-            async def part(instance: Peer) -> PartialPage:
-                if instance.id == placement.here:
-                    return await self._part(store, query)
-                packed = await self._peers.ask(
-                    instance,
-                    path,
-                    self.limits.ask_part_s,
-                    PART,
-                )
-                return await self._run(self._scans, lambda: _unpacked(instance, packed))
-
-            parts = await _all_or_none([part(instance) for instance in instances])
+        async def stale() -> Page:
+            parts = await self._stale_parts(store, query, asked)
             return await self._run(
                 self._scans,
                 lambda: _put_together(store, query, parts),
             )
 
         async def alone() -> Page:
-            return page_of([await self._part(store, query)], query)
+            if query.max_staleness_ms is None or store.kind == "global":
+                return page_of([await self._part(store, query)], query)
+            return page_of(await self._stale_parts(store, query, asked), query)
 
         if store.kind == "global":
             return await self._settled(alone, asked)
-        return await (alone() if asked == "local" else self._settled(attempt, asked))
+        if asked == "local":
+            return await alone()
+        return await self._settled(
+            attempt if query.max_staleness_ms is None else stale,
+            asked,
+        )
+
+    async def _part_of(
+        self,
+        instance: Peer,
+        store: StoreInfo,
+        query: Query,
+        timeout_s: float,
+    ) -> PartialPage:
+        """Return an instance's part of a range query."""
+        if instance.id == self.backend.placement().here:
+            return await self._part(store, query)
+        path = store_path(
+            store.name,
+            f"range?query={msgspec.msgpack.encode(query).hex()}",
+        )
+        packed = await self._peers.ask(instance, path, timeout_s, PART)
+        return await self._run(self._scans, lambda: _unpacked(instance, packed))
+
+    async def _stale_parts(
+        self,
+        store: StoreInfo,
+        query: Query,
+        asked: Asked,
+    ) -> list[PartialPage]:
+        """Return the parts of all owners that answer, and of standbys for the others;
+        if `asked` is `local`, of this instance only.
+        """
+        placement = self.backend.placement()
+
+        async def part(instance: Peer, of: Query) -> PartialPage:
+            try:
+                return await self._part_of(instance, store, of, self.limits.forward_s)
+            except QueryError as error:
+                if error.code != "TASK_MOVING":
+                    raise
+                return PartialPage([], [], False, [str(error)])
+
+        owners = {
+            owner.instance.id: owner.instance
+            for (subtopology, _), owned in placement.by_partition.items()
+            if subtopology == store.subtopology
+            for owner in owned
+            if asked == "any" or owner.instance.id == placement.here
+        }
+        parts = await _all_or_none([part(each, query) for each in owners.values()])
+        covered = [
+            (cover.partition, cover.key_range)
+            for each in parts
+            for cover in each.covers
+        ]
+        standing = stand_in(placement, store, covered, asked)
+        parts += await _all_or_none(
+            [
+                part(
+                    instance,
+                    msgspec.structs.replace(
+                        query,
+                        standing=tuple(
+                            (partition, key_range.start, key_range.end)
+                            for partition, key_range in ranges
+                        ),
+                    ),
+                )
+                for instance, ranges in standing.values()
+            ]
+        )
+        return parts
 
     async def packed_part(self, store: StoreInfo, query: Query) -> bytes:
         """Return this instance's part of a range query, packed for the instance that
@@ -362,10 +520,13 @@ class QueryService:
         store: StoreInfo,
         owner: Peer,
         texts: Sequence[str],
+        stale_ms: int | None = None,
     ) -> list[bytes]:
         found: list[bytes] = []
         for batch in key_batches(texts):
             path = keys_path(store.name, batch)
+            if stale_ms is not None:
+                path += f"&{STALE}={stale_ms}"
             answer = await self._peers.ask(
                 owner,
                 path,

@@ -176,6 +176,15 @@ class LocatedTask(TaskPlace, frozen=True, kw_only=True):
     lag: int | None
 
 
+class LocatedStandby(TaskPlace, frozen=True, kw_only=True):
+    """A standby: an instance that follows the changelogs of a key range. `first_hash` and
+    `last_hash` as of a task.
+    """
+
+    first_hash: str
+    last_hash: str
+
+
 class LocatedInstance(msgspec.Struct, frozen=True):
     """An instance and its tasks, by the last assignment. `ready` is null except for the
     instance that was asked.
@@ -185,6 +194,7 @@ class LocatedInstance(msgspec.Struct, frozen=True):
     url: str | None
     ready: bool | None
     tasks: tuple[LocatedTask, ...]
+    standbys: tuple[LocatedStandby, ...]
 
 
 class DealtTopics(msgspec.Struct, frozen=True):
@@ -203,6 +213,13 @@ class Metadata(msgspec.Struct, frozen=True):
     here: str
     share_groups: tuple[DealtTopics, ...]
     instances: tuple[LocatedInstance, ...]
+
+
+class KeyStandby(msgspec.Struct, frozen=True):
+    """An instance with a standby of a key's range."""
+
+    id: str
+    url: str | None
 
 
 class KeyOwner(msgspec.Struct, frozen=True):
@@ -226,6 +243,7 @@ class KeyMetadata(msgspec.Struct, frozen=True):
     key_group: int
     generation: int
     owner: KeyOwner | None
+    standbys: tuple[KeyStandby, ...]
 
 
 class StoreStatus(msgspec.Struct, frozen=True):

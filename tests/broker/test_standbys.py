@@ -135,6 +135,22 @@ class Group:
             if line.startswith("coopstreams_restored_records_total{")
         )
 
+    def answer_of_a_standby(self, key: str) -> int | None:
+        """Return the count that a process with a standby of a key's range answers; None:
+        it has none yet.
+        """
+        url = self.workers.url(next(iter(self.workers.running)))
+        told = httpx.get(f"{url}/v1/metadata/counts/{key}", timeout=5).json()
+        (standby,) = told["standbys"]
+        assert standby["id"] != told["owner"]["id"]
+        asked = {"local": "true", "max_staleness": "60000"}
+        path = f"{standby['url']}/v1/stores/counts/keys/{key}"
+        answer: dict[str, Any] = httpx.get(path, params=asked, timeout=5).json()
+        assert answer.get("owner") == standby["id"], answer
+        assert set(answer["standby"]) == {"position", "lag", "staleness_ms"}
+        count: int | None = answer.get("value")
+        return count
+
     def standing_by(self, count: int, lag: int = 0) -> bool:
         """Return whether all tasks run, and so many standbys are near the end."""
         told = [self.status(number) for number in self.workers.running]
@@ -170,6 +186,14 @@ def test_an_owner_dies_under_load_and_its_standbys_go_on_with_what_they_have(
         group.write(10)
         group.await_counts()
         eventually(lambda: group.standing_by(3), 60, workers.logs)
+        for key in KEYS[:20]:
+            eventually(
+                lambda key=key: (  # type: ignore[misc]
+                    group.answer_of_a_standby(key) == group.written[key]
+                ),
+                60,
+                workers.logs,
+            )
         group.begin_load()
         eventually(
             lambda: sum(group.written.values()) > 10.2 * len(KEYS), 60, workers.logs

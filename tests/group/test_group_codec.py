@@ -88,9 +88,9 @@ states = st.builds(
 )
 clusters = st.builds(
     Cluster,
-    members=st.lists(st.builds(Member, st.text(), infos, sorted_tasks), max_size=3).map(
-        tuple
-    ),
+    members=st.lists(
+        st.builds(Member, st.text(), infos, sorted_tasks, sorted_tasks), max_size=3
+    ).map(tuple),
     partitions=st.dictionaries(st.integers(0, 9), st.integers(1, 99), max_size=3),
 )
 

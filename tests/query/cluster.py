@@ -13,8 +13,9 @@ error and placement, and the node that answers. The simulated group
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -25,6 +26,7 @@ from coopstreams.query.backend import (
     NotOpen,
     OpenView,
     Placement,
+    Staleness,
     StoreInfo,
     peer_of,
 )
@@ -226,6 +228,7 @@ class View:
     store: KeyRangeView
     past: KeyRangeView | None
     lag: int | None = 3
+    standby: Staleness | None = None
 
     @property
     def task(self) -> TaskId:
@@ -244,6 +247,29 @@ class View:
 
     def __enter__(self) -> Self:
         self.node.reads += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass
+class StandingView:
+    task: TaskId
+    store: KeyRangeView
+    standby: Staleness | None
+    kept: Callable[[], bool]
+    epoch: int = 5
+    lag: int | None = None
+    past: KeyRangeView | None = None
+
+    def stream_time(self, topic: str) -> int:
+        raise NotImplementedError(topic)
+
+    def owned(self) -> bool:
+        return self.kept()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -279,6 +305,8 @@ class Node:
         """The time of each of its tasks."""
         self.names: GlobalRows | None = GlobalRows(GLOBAL)
         """The global table; None while it is still being read."""
+        self.standing: dict[TaskId, tuple[Opening, int]] = {}
+        """Its standbys, and how old their rows are (ms)."""
         self._databases: dict[int, Database] = {}
         self._epochs = itertools.count(1)
 
@@ -308,6 +336,11 @@ class Node:
         opening.state.commit(dict.fromkeys(STORES, 1))
         self.pending.pop(task, None)
         self.openings[task] = opening
+
+    def stand_by(self, task: TaskId, data: Data, age_ms: int = 0) -> None:
+        """Have a standby of a task, with its rows of the data, as old as `age_ms`."""
+        self.open(task, data)
+        self.standing[task] = self.openings.pop(task), age_ms
 
     def close(self, task: TaskId) -> None:
         """Close a task, and drop its state; the last task of a partition closes its
@@ -352,6 +385,31 @@ class Node:
             if task.partition == partition and hash_ in task.key_range:
                 return NotOpen(f"task {task} is {reason}")
         return NotOpen(f"{self.name} does not own it")
+
+    def standby_view(
+        self,
+        store: str,
+        partition: int,
+        key_range: KeyRange,
+        max_staleness_ms: int,
+        *,
+        cut: bool,
+    ) -> OpenView | NotOpen:
+        for task, (opening, age_ms) in self.standing.items():
+            if task.partition == partition and task.key_range.covers(key_range):
+                if age_ms > max_staleness_ms:
+                    return NotOpen(f"the standby of {task} is {age_ms} ms old")
+                return StandingView(
+                    replace(task, key_range=key_range) if cut else task,
+                    KeyRangeView(
+                        opening.database,
+                        STORES[store],
+                        [key_range if cut else task.key_range],
+                    ),
+                    Staleness(90, 10, age_ms),
+                    partial(self.standing.__contains__, task),
+                )
+        return NotOpen(f"{self.name} has no standby of it")
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         found: list[OpenView | NotOpen] = [
@@ -500,6 +558,7 @@ class Cluster:
                         n.name,
                         None if n.name in without_url else n.url,
                         tuple(placed.get(n.name, ())),
+                        tuple(n.standing),
                         https=node.server.url.startswith("https:"),
                     )
                     for n in self.nodes

@@ -411,6 +411,7 @@ def test_query_parameters_of_the_description_are_those_that_are_understood(
         "key": "w1",
         "cursor": "AAAAAA",
         "as_of": "1",
+        "max_staleness": "1",
     }
     stores = {"windows": "hours", "sessions": "visits", "versions": "prices"}
     for path, item in document["paths"].items():

@@ -132,6 +132,8 @@ class KeyAnswers:
                 gate.limits,
                 forwarded=False,
             )
+        if query.max_staleness_ms is not None:
+            return None  # a standby may have to answer
         wanted = lookups(query, gate.limits.max_keys)
         placement = gate.backend.placement()
         for one in wanted:
