@@ -1,4 +1,6 @@
-"""`coopstreams group`: describes a group, and resets its positions."""
+"""`coopstreams group`: describes a group, removes its static members, and resets its
+positions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 
 app = typer.Typer(
-    help="Show the progress and the members of a group; reset its offsets.",
+    help="Show the progress and the members of a group; remove members; reset offsets.",
     no_args_is_help=True,
 )
 
@@ -110,6 +112,38 @@ def reset(
             typer.confirm(f"Put group {group} there?", abort=True)
         reset_offsets(log, admin, targets, forwards=forwards)
     typer.echo("done")
+
+
+@app.command()
+def remove(
+    group: _Group,
+    instances: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="The group.instance.id of each process, which was stopped before.",
+        ),
+    ],
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Remove static members that were stopped for good, so that others get their tasks
+    now and not after session.timeout.ms.
+    """
+    settings = connection(bootstrap_servers, config)
+    with GroupAdmin(settings, group) as admin:
+        unknown = admin.remove(instances)
+        known = sorted(
+            member.instance for member in admin.describe().members if member.instance
+        )
+    for instance in instances:
+        if instance not in unknown:
+            typer.echo(f"{instance} is removed")
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise ConfigError(
+            f"group {group} has no static member {', '.join(unknown)}; it has {listed}"
+        )
 
 
 def reset_targets(

@@ -10,7 +10,7 @@ does not follow a coordinator that moves).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from coopstreams.group import group_requests
@@ -113,6 +113,15 @@ class GroupAdmin:
             raise GroupError(
                 f"group {self.group} has members: stop them, then try again"
             ) from error
+
+    def remove(self, instances: Sequence[str]) -> tuple[str, ...]:
+        """Remove static members from the group, which rebalances; return those of these
+        ids that no member has.
+
+        Raises:
+            LogError: the request was refused, or not answered in time.
+        """
+        return self._ask(group_requests.remove_static_members(self.group, instances))
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

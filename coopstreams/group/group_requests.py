@@ -17,6 +17,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -245,6 +246,41 @@ def leave_group(group: str, member: str) -> Exchange[None]:
         f"leaving group {group}",
         request,
         lambda response: check(response.error_code, group),
+        Attempt(group=group),
+    )
+
+
+def remove_static_members(
+    group: str,
+    instances: Sequence[str],
+) -> Exchange[tuple[str, ...]]:
+    """Return the exchange by which the group coordinator removes static members. It
+    answers which of these ids no member has.
+    """
+    identities = [
+        LeaveGroupRequest.MemberIdentity(
+            member_id="",
+            group_instance_id=instance,
+            reason="removed by an operator",
+        )
+        for instance in instances
+    ]
+
+    def read(response: Any) -> tuple[str, ...]:
+        check(response.error_code, group)
+        unknown = []
+        for member in response.members:
+            if member.error_code == errors.UnknownMemberIdError.errno:
+                unknown.append(member.group_instance_id)
+            else:
+                check(member.error_code, group)
+        return tuple(unknown)
+
+    request = LeaveGroupRequest(min_version=3, group_id=group, members=identities)
+    return Exchange(
+        f"removing members of group {group}",
+        request,
+        read,
         Attempt(group=group),
     )
 

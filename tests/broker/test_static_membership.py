@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from tests.broker.processes import Workers
 from tests.broker.test_time_behind_topics import backlog, expected, told, write
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import Kafka
 
 APP = Path(__file__).parent / "windowed_app.py"
@@ -158,5 +160,38 @@ def test_of_two_processes_with_one_id_the_older_ends_with_the_reason(
         )
         assert workers.ended()[0] != 0
         settled(workers)
+    finally:
+        workers.clean_up()
+
+
+@pytest.mark.ci
+@pytest.mark.broker
+def test_a_static_member_that_was_stopped_for_good_can_be_removed(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """Otherwise its tasks would wait for a session of an hour."""
+    workers, source, out = workers_of(kafka, tmp_path, session_timeout_ms="600000")
+    rows = backlog(1, 2, 4_000, 0.0)
+    want = expected(rows)
+    application = workers.environment["TEST_APPLICATION"]
+
+    def remove(*ids: str) -> Result:
+        asked = ["group", "remove", application, *ids]
+        return CliRunner().invoke(app, [*asked, "--bootstrap-servers", kafka.bootstrap])
+
+    try:
+        for number in range(2):
+            workers.start(number)
+        write(kafka, source, [some[:1000] for some in rows])
+        eventually(lambda: told(kafka, out).total() >= 1900, 60, workers.logs)
+        settled(workers)
+        assert workers.terminate(1) == 0
+        done = remove("worker-1", "worker-7")
+        assert done.stdout == "worker-1 is removed\n"
+        assert str(done.exception) == (
+            f"group {application} has no static member worker-7; it has worker-0"
+        )
+        write(kafka, source, [some[1000:] for some in rows])
+        eventually(lambda: told(kafka, out) == want, 60, workers.logs)
     finally:
         workers.clean_up()
