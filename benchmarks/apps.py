@@ -27,6 +27,12 @@ _count.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key().count(
 ).to_stream().to(SINK)
 count = _count.build()
 
+_latest = StreamsBuilder(NAME)
+_latest.stream(SOURCE, key=serdes.text, value=serdes.raw).group_by_key().reduce(
+    lambda _, value: value, store="latest"
+).to_stream().map_values(lambda value: value[:20], value=serdes.raw).to(SINK)
+latest = _latest.build()
+
 _stateless = StreamsBuilder(NAME)
 (
     _stateless.stream(SOURCE, key=serdes.text, value=serdes.json)
