@@ -22,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 PUBLISHED = "published"
 """The folder of an application with its publications: the run is the content of each."""
+CURRENT = "CURRENT"
+"""The file of an application with the run that release 0.1 published."""
 LEASES = "leases"
 """The folder of an application with its leases."""
 SAVEPOINTS = "savepoints"
@@ -297,14 +299,21 @@ def publish_behind(
 
 
 def published(url: str, application: str) -> Publication:
-    """Return the publication that counts; `NOTHING_PUBLISHED` if there is none."""
+    """Return the publication that counts; `NOTHING_PUBLISHED` if there is none.
+
+    Release 0.1 published by a file with one name. It counts until there is a numbered
+    one.
+    """
     storage = Storage(url)
     folder = f"{_checked(application)}/{PUBLISHED}"
     while numbers := _numbers(storage, folder):
         found = storage.read(f"{folder}/{numbers[-1]:010}")
         if found is not None:  # else it was deleted meanwhile, behind a later one
             return Publication(numbers[-1], found.decode(errors="replace").strip())
-    return NOTHING_PUBLISHED
+    by_0_1 = storage.read(f"{application}/{CURRENT}")
+    if by_0_1 is None:
+        return NOTHING_PUBLISHED
+    return replace(NOTHING_PUBLISHED, run=by_0_1.decode(errors="replace").strip())
 
 
 def current_run(url: str, application: str) -> str | None:

@@ -536,7 +536,7 @@ class Instance:
         resolved = at_level(plan.resolved, plan.config, level)
         self.components.plan = replace(plan, resolved=resolved)
         log.warning(
-            "the group writes the formats of release %s from now on",
+            "from now on the group writes the formats of release %s",
             in_words(level, cluster),
         )
         self.opener.take_over_again()

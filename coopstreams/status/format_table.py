@@ -152,6 +152,14 @@ FORMATS = (
         "restores from the changelogs alone, and warns",
     ),
     Format(
+        "snapshot publication",
+        (1, 2),
+        "name of the file: `CURRENT`, or `published/` and a number",
+        "as the manifest",
+        "as the manifest",
+        "is not possible: it finds no publication that it knows, and restores from the changelogs",
+    ),
+    Format(
         "topology record",
         (description.JSON_FORMAT, outline.NEWEST_FORMAT),
         "`format`, which is the level of formats of the group",

@@ -175,7 +175,7 @@ def test_a_release_is_rolled_out_process_by_process(
     rollout.await_group()
     eventually(lambda: rollout.formats() == {"0.2"}, 120, group.logs)
     assert rollout.recorded() == 2
-    assert "the group writes the formats of release 0.2 from now on" in group.log(0)
+    assert "from now on the group writes the formats of release 0.2" in group.log(0)
     rollout.kill_one_but(early)
     rollout.end(0)
     rollout.start(0, early=True)

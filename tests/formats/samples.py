@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -41,7 +42,7 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.read_to_end import remainder
 from coopstreams.preflight.last_version import LastVersion
-from coopstreams.state import layout
+from coopstreams.state import layout, snapshot
 from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.database import Database
 from coopstreams.state.directory import StateDirectory
@@ -361,6 +362,26 @@ def _headers(parts: Parts) -> Headers:
     return list(parts.items())
 
 
+def _publication(version: int) -> Parts:
+    """Return the file that says which run is published."""
+    if version == 1:
+        return {}
+    with tempfile.TemporaryDirectory() as root:
+        snapshot.publish(root, MANIFEST)
+        folder = Path(root) / "app"
+        kept = folder.rglob(f"{snapshot.PUBLISHED}/*")
+        return {str(file.relative_to(folder)): file.read_bytes() for file in kept}
+
+
+def _read_publication(parts: Parts) -> str | None:
+    with tempfile.TemporaryDirectory() as root:
+        for name, data in parts.items():
+            file = Path(root) / "app" / name
+            file.parent.mkdir(parents=True)
+            file.write_bytes(data)
+        return snapshot.current_run(root, "app")
+
+
 CLOCK_MARK = Mark(3, 0, 127, 1700)
 SLICE = Slice(
     3,
@@ -494,6 +515,11 @@ SAMPLES: Mapping[str, Sample] = {
         lambda _: {"json": MANIFEST.to_json()},
         lambda parts: Manifest.from_json(parts["json"]),
         lambda _: MANIFEST,
+    ),
+    "snapshot publication": Sample(
+        _publication,
+        _read_publication,
+        lambda _: MANIFEST.run,
     ),
     "topology record": Sample(
         _record_of,
