@@ -42,7 +42,7 @@ _by_session = (
     .count(store="hours")
 )
 _by_session.to_stream().filter(lambda _, count: count is not None).select_key(
-    lambda session, _: session.key.encode() + session.start.to_bytes(8, "big"),
+    lambda session, _: session.key.encode() + session.start_ms.to_bytes(8, "big"),
     key=serdes.raw,
 ).to(SINK)
 sessions = _sessions.build()

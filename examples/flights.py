@@ -85,7 +85,7 @@ class Delay:
         return self.total / self.count
 
 
-# Records of 2013: old by the wall clock, but not late, so they must not be deleted.
+# The file has the months in the order 1, 10, 11, 12, 2, ...: February is ten months late.
 GRACE = timedelta(days=366)
 KEPT = timedelta(days=366 * 30)
 

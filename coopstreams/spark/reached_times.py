@@ -81,7 +81,7 @@ class Clocks:
         part = self.topology.subtopologies[stage.subtopology]
         if timed.isdisjoint(stage.topics) or reads_in_birth_order(part, timed):
             return None
-        (topic,) = stage.topics
+        (topic,) = timed.intersection(stage.topics)
         rebuild = self.plan.rebuild
         if rebuild is None:
             return (self._ends[topic],) * stage.tasks

@@ -101,7 +101,7 @@ class _RoutedPartition:
         self._numbered = routing.numbered
         self._source = program.subtopology.topics.index(topic)
         self._first_task = partition.partition * routing.ranges
-        self._is_placed = topic in round_.placed or program.reads_births
+        self._is_placed = topic in round_.placed or topic in program.timed_sources
         self._stream_time = NO_STREAM_TIME
         self._next_offset = 0
         committed = routing.committed
@@ -112,7 +112,7 @@ class _RoutedPartition:
         key_ranges = [each.key_range for each in self._cut.segment_ranges]
         operator_times = None
         told = program.told_times or len(key_ranges) > 1
-        if told and not program.reads_births:  # the task has the clock
+        if told and topic not in program.timed_sources:  # the task has the clock
             operator_times = program.operator_times_of(topic, may_drop=routing.may_drop)
         self._routes = Routes(
             key_ranges,

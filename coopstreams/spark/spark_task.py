@@ -288,19 +288,9 @@ class TaskAttempt:
         self._read = Counter[str]()
         self._clock = NO_STREAM_TIME if work.clocks is None else work.clocks[number]
         self._clocked = program.clocked
-        self._reads_births = program.reads_births
-        self._operators = (
-            len(program.compiled(False, True).operator_times[self._topics[0].topic])
-            if program.clocked
-            else 0
-        )
-        """How many operators follow the clock."""
         times = program.compiled(False, True).operator_times
-        self._told_operators = {
-            topic: len(times[topic]) if program.in_birth_order else 0
-            for topic in program.subtopology.topics
-        }
-        """How many operators of each topic follow births."""
+        self._operators = {topic: len(times[topic]) for topic in program.timed_sources}
+        """How many operators of each timed topic follow its clock, or births."""
         self._dropped = Counter[str]()
         self._stream_times = dict[str, int]()
         self._times = dict[str, int]()
@@ -427,7 +417,7 @@ class TaskAttempt:
         columns = columns_of(rows, offsets)
         operator_times = rows.column("operator_times")
         columns.stream_times = rows.column("stream_time").to_pylist()
-        if self._reads_births:
+        if self._operators:
             columns.births = times
         sources: list[int] = rows.column("source").to_pylist()
         timestamps: Sequence[int | None] = columns.timestamps
@@ -509,7 +499,7 @@ class TaskAttempt:
         A live task continues at this clock, and does not repeat results that were due
         before it.
         """
-        (source,) = self._topics
+        (source,) = (each for each in self._topics if each.topic in self._operators)
         self._process(
             RecordBatch(
                 source,
@@ -518,7 +508,7 @@ class TaskAttempt:
                 self._task.queues.received(source),
                 self._stream_times.get(source.topic, NO_STREAM_TIME),
                 at_end=True,
-                operator_times=[self._clock] * self._operators,
+                operator_times=[self._clock] * self._operators[source.topic],
             )
         )
 
@@ -551,10 +541,11 @@ class TaskAttempt:
         columns.operator_times = [
             operator_times[number::width] for number in range(width)
         ]
-        if self._clocked:
+        count = self._operators.get(source.topic, 0)
+        if count and self._clocked:
             # All that was born before has come.
             clock = [min(birth, self._clock) for birth in columns.births or ()]
-            columns.operator_times = [clock] * self._operators
+            columns.operator_times = [clock] * count
         self._read[source.topic] += len(columns)
         return RecordBatch(
             source,
@@ -563,7 +554,7 @@ class TaskAttempt:
             columns.offsets[-1] + 1,
             columns.stream_times[-1],
             at_end=False,
-            operator_times=[NO_STREAM_TIME] * self._told_operators[source.topic],
+            operator_times=() if self._clocked else [NO_STREAM_TIME] * count,
             clock=columns.births[-1] if columns.births else NO_STREAM_TIME,
         )
 

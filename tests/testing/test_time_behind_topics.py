@@ -130,6 +130,42 @@ def test_final_results_are_told_once_all_partitions_have_passed(
     assert told(built, written, order, ranges) == closed
 
 
+@given(partitions, st.lists(st.integers(0, 2), max_size=80), st.sampled_from([1, 2, 5]))
+def test_a_table_behind_the_topic_moves_no_time(
+    written: list[list[tuple[str, int]]], order: list[int], ranges: int
+) -> None:
+    """Its rows are far ahead of the stream, or behind."""
+    builder = StreamsBuilder("app")
+    names = builder.table("names", key=serdes.text, value=serdes.text)
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    looked_up = once(stream).join(names, lambda value, _: value)
+    windows = TimeWindows(
+        size=timedelta(milliseconds=SIZE), grace=timedelta(milliseconds=GRACE)
+    )
+    counts = looked_up.group_by_key().windowed_by(windows).count(store="counts")
+    counts.to_stream().to("out")
+    left = [list(records) for records in written]
+    counted = {"in": len(written), "out": 1, "names": 2}
+    found: Windows = Counter()
+    with TopologyTestDriver(
+        builder.build(), ranges=ranges, partitions=counted
+    ) as driver:
+        table = driver.input("names", serdes.text, serdes.text)
+        for key in "abcdef":
+            table.send(key, "name", 0)
+        source = driver.input("in", serdes.text, serdes.text)
+        for turn in [*order, *(p for p, some in enumerate(left) for _ in some)]:
+            partition = turn % len(left)
+            if left[partition]:
+                key, timestamp = left[partition].pop(0)
+                source.send("key", key, timestamp, partition=partition)
+                table.send("a", "again", 1000 * turn)
+        for record in driver.output("out", serdes.raw, serdes.int64).read():
+            start = int.from_bytes(record.key[-8:], "big")
+            found[record.key[:-8].decode(), start] = record.value
+    assert found == expected(written)
+
+
 def test_a_late_record_is_counted_as_late_by_its_own_partition() -> None:
     with TopologyTestDriver(
         topology(once, final=False), partitions={"in": 2, "out": 1}

@@ -54,6 +54,19 @@ def windows_of_looked_up_records(builder: StreamsBuilder) -> None:
     joined.group_by(by_first, key=serdes.text).windowed_by(HOURS).count(store="hours")
 
 
+def windows_of_records_joined_behind_the_topic(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text)
+    joined = renamed(source(builder), "first").join(table, lambda left, _: left)
+    joined.group_by_key().windowed_by(HOURS).count(store="hours")
+
+
+def windows_of_updates_of_a_table(builder: StreamsBuilder) -> None:
+    """Their time is that of the table's topic as well."""
+    table = builder.table("table", key=serdes.text, value=serdes.text)
+    both = renamed(source(builder), "first").merge(table.to_stream())
+    both.group_by_key().windowed_by(HOURS).count(store="hours")
+
+
 def two_topics_in_a_row(builder: StreamsBuilder) -> None:
     between = renamed(source(builder), "first").filter(lambda _, value: bool(value))
     renamed(between, "second").group_by_key().windowed_by(HOURS).count(store="hours")
@@ -118,6 +131,8 @@ def a_silence_of_its_own(builder: StreamsBuilder) -> None:
         (windows, {"app-hours-repartition"}),
         (final_windows, {"app-first-repartition"}),
         (windows_of_looked_up_records, {"app-hours-repartition"}),
+        (windows_of_records_joined_behind_the_topic, {"app-first-repartition"}),
+        (windows_of_updates_of_a_table, set()),
         (
             two_topics_in_a_row,
             {"app-first-repartition", "app-second-repartition"},

@@ -166,6 +166,7 @@ def compile_subtopology(
             if source.idle_ms is not None
         },
         clocked=clocked,
+        timed_sources=timed & frozenset(subtopology.topics),
         in_birth_order=in_birth_order,
         timed_sinks={
             node.topic: node.name

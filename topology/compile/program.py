@@ -106,9 +106,11 @@ class Program:
     tasks of whole partitions get operator times as well.
     """
     clocked: bool = False
-    """Whether the clock of its topic is the time of all its operators: see
+    """Whether the clock of its timed topic is the time of all its operators: see
     `timed_topics`.
     """
+    timed_sources: frozenset[str] = frozenset()
+    """The timed topics that it reads, whose records have births."""
     in_birth_order: bool = False
     """Whether its tasks get records in the order of their births, with these as
     operator times: see `timed_topics`.
@@ -119,16 +121,11 @@ class Program:
     """
 
     @property
-    def reads_births(self) -> bool:
-        """Whether the records of its topics have births: its topics are timed."""
-        return self.clocked or self.in_birth_order
-
-    @property
     def told_times(self) -> bool:
         """Whether its tasks get operator times from outside even if they have whole
         partitions.
         """
-        return bool(self.idle_ms or self.timed_sinks) or self.reads_births
+        return bool(self.idle_ms or self.timed_sinks or self.timed_sources)
 
     def operator_times_of(
         self,

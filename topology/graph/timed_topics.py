@@ -13,7 +13,8 @@ by record from topics of the user, or from timed topics. Its readers depend on t
 write to another timed topic. They take records in one of two orders:
 
 * As they come: tumbling and hopping windows of one topic, with or without `suppress`
-  and `emit_on_close`. Their rows are the same in whatever order records come.
+  and `emit_on_close`. Their rows are the same in whatever order records come. Tables
+  of the user's topics may be looked up on the way: these topics move no time.
 * In the order of births (`reads_in_birth_order`): everything else that depends on time,
   such as sessions, sliding windows, stream joins and rows with a time to live. What a
   record meets there depends on what came before it. So a task holds each record until
@@ -21,7 +22,8 @@ write to another timed topic. They take records in one of two orders:
 
 All other readers keep the time of the newest record, and the partitions in front of
 them are not cut (`subtopologies.before_windows`). These are processors, functions that
-wait, `suppress` until a time limit, and readers that also read a topic of the user.
+wait, `suppress` until a time limit, and other readers that also read a topic of the
+user.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ from coopstreams.topology.windows import TimeWindows
 
 _WRITERS = (*RECORD_BY_RECORD, StreamTableJoin, StreamGlobalJoin)
 _READERS = (
-    *RECORD_BY_RECORD,
-    StreamGlobalJoin,
+    *_WRITERS,
+    TableSource,
     Aggregate,
     Suppress,
     ToStream,
@@ -90,7 +92,7 @@ def timed_topics(parts: Iterable[SubTopology]) -> frozenset[str]:
         topic
         for part in parts
         if _may_follow_a_clock(part) or _may_read_in_birth_order(part)
-        for topic in part.topics
+        for topic in _internal_topics(part)
     }
     while True:
         # What one topic is depends on those above and below it: leave out those of
@@ -131,41 +133,68 @@ def _is_timed(
     needed = _depends_on_time(reader) or not timed.isdisjoint(_written(reader))
     return (
         needed
-        and timed.issuperset(reader.topics)
+        and timed.issuperset(_internal_topics(reader))
         and all(_may_write(part, topic, timed) for part in writers)
     )
 
 
 def _may_follow_a_clock(part: SubTopology) -> bool:
-    """Whether the nodes of a sub-topology can take the clock of its one topic as their
-    time.
+    """Whether the nodes of a sub-topology can take the clock of its one repartition
+    topic as their time.
     """
+    internal = _internal_topics(part)
     return (
-        len(part.topics) == 1
-        and _has_internal_topics(part)
+        len(internal) == 1
+        and _follows_no_silence(part)
         and all(
             isinstance(node, _READERS) and _has_lawful_rows(node, part)
             for node in part.nodes
+        )
+        and not any(
+            _has_time(node) and _carried(node, part) - internal for node in part.nodes
         )
     )
 
 
 def _may_read_in_birth_order(part: SubTopology) -> bool:
-    return _has_internal_topics(part) and not any(
-        isinstance(node, _NOT_IN_BIRTH_ORDER)
-        or (isinstance(node, Suppress) and not node.until_close)
+    return (
+        _internal_topics(part) == {*part.topics}
+        and _follows_no_silence(part)
+        and not any(
+            isinstance(node, _NOT_IN_BIRTH_ORDER)
+            or (isinstance(node, Suppress) and not node.until_close)
+            for node in part.nodes
+        )
+    )
+
+
+def _internal_topics(part: SubTopology) -> set[str]:
+    """Return the repartition topics that a sub-topology reads."""
+    return {
+        topic
         for node in part.nodes
-    )
+        if isinstance(node, Source) and node.internal
+        for topic in node.topics
+    }
 
 
-def _has_internal_topics(part: SubTopology) -> bool:
-    """Whether a sub-topology reads repartition topics only, none of which follows its
-    own silence (`idle_advance`).
-    """
+def _follows_no_silence(part: SubTopology) -> bool:
+    """Whether no source of a sub-topology has its own silence (`idle_advance`)."""
     sources = [node for node in part.nodes if isinstance(node, Source)]
-    return bool(sources) and all(
-        source.internal and source.idle_ms is None for source in sources
-    )
+    return all(source.idle_ms is None for source in sources)
+
+
+def _has_time(node: Node) -> bool:
+    """Whether a node has rows that close by time, or passes births on."""
+    if isinstance(node, Aggregate):
+        return node.windows is not None
+    return isinstance(node, Suppress) or (isinstance(node, Sink) and node.internal)
+
+
+def _carried(node: Node, part: SubTopology) -> set[str]:
+    """Return the source topics whose records reach a node."""
+    sources = [each for each in _above(node, part) if isinstance(each, Source)]
+    return {topic for source in sources for topic in source.topics}
 
 
 def _has_lawful_rows(node: Node, part: SubTopology) -> bool:
@@ -181,7 +210,7 @@ def _has_lawful_rows(node: Node, part: SubTopology) -> bool:
     return (
         isinstance(node.windows, TimeWindows)
         and not node.cogrouped
-        and all(isinstance(each, RECORD_BY_RECORD) for each in _above(node, part))
+        and all(_looks_up_or_passes(each) for each in _above(node, part))
     )
 
 
@@ -195,16 +224,19 @@ def _may_write(
     if any(source.unordered for source in sources):
         return False
     begins = not any(source.internal for source in sources)
-    passes_on = timed.issuperset(part.topics)
-    allowed = _WRITERS if begins else RECORD_BY_RECORD
     sinks = [
         node for node in part.nodes if isinstance(node, Sink) and node.topic == topic
     ]
-    return (begins or passes_on) and all(
-        isinstance(node, allowed) and not isinstance(node, BufferedJoin)
+    return all(
+        (begins or timed.issuperset(_carried(sink, part)))
+        and all(_looks_up_or_passes(node) for node in _above(sink, part))
         for sink in sinks
-        for node in _above(sink, part)
     )
+
+
+def _looks_up_or_passes(node: Node) -> bool:
+    """Whether a node takes record by record, and may look up a table."""
+    return isinstance(node, _WRITERS) and not isinstance(node, BufferedJoin)
 
 
 def _depends_on_time(part: SubTopology) -> bool:
