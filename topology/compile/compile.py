@@ -141,7 +141,6 @@ def compile_subtopology(
         may_drop,
         timed,
         clocked,
-        in_birth_order,
     )
     first = ahead_of_calls(subtopology)
     ahead = None
@@ -204,7 +203,6 @@ class _Compilation:
     may_drop: bool = False
     timed: frozenset[str] = frozenset()
     clocked: bool = False
-    in_birth_order: bool = False
 
     def compiled(
         self,
@@ -223,7 +221,6 @@ class _Compilation:
             may_drop=self.may_drop,
             timed=self.timed,
             clocked=self.clocked,
-            in_birth_order=self.in_birth_order,
         )
         text = _text(compiler, self.subtopology)
         unit = compiler.unit

@@ -76,7 +76,6 @@ class Compiler:
         may_drop: bool = False,
         timed: frozenset[str] = frozenset(),
         clocked: bool = False,
-        in_birth_order: bool = False,
     ) -> None:
         self.analysis = analysis
         self.caching = variant.caching
@@ -86,8 +85,6 @@ class Compiler:
         """The topics whose records have births and time marks: see `timed_topics`."""
         self.clocked = clocked
         """Whether all times are the clock of the one topic that the nodes read."""
-        self.in_birth_order = in_birth_order
-        """Whether all times are the births of the records."""
         self.parts = parts
         """Makes the reader of parts of JSON values. None: values are deserialised to
         dicts.

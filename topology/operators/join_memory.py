@@ -70,9 +70,7 @@ class JoinMemory:
 
     `topics`: the topics of the left and of the right side. `shared`: whether other
     tasks have other keys of the partitions. Then the stream times of `topics` show how
-    far their records have come. `in_birth_order`: whether stream time is the birth of
-    the records. It then is the time of both sides, because no side has one of its own
-    that all tasks know.
+    far their records have come.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class JoinMemory:
         stores: Mapping[str, TableStore],
         process: SideTimes,
         shared: bool,
-        in_birth_order: bool = False,
     ) -> None:
         windows = node.windows
         before = windows.before_ms
@@ -104,7 +101,6 @@ class JoinMemory:
         self._topics = topics
         self._process = process
         self._shared = shared
-        self._in_birth_order = in_birth_order
         self._reached = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
@@ -145,16 +141,12 @@ class JoinMemory:
             return (
                 [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
             )
-        other = self._sides[1 - side]
-        if self._in_birth_order:
-            self._sides[side].observe(now)
-            other.observe(now)
-        else:
-            other.observe_others(self._process.stream_time(self._topics[1 - side]))
         if self._keeps[side]:
             self._sides[side].put(key, timestamp, value)
         due: list[Pair] = []
         before, after = self._reach[side]
+        other = self._sides[1 - side]
+        other.observe_others(self._process.stream_time(self._topics[1 - side]))
         found = list(
             other.between(key, max(0, timestamp - before), max(0, timestamp + after))
         )

@@ -65,13 +65,7 @@ def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
         compiler.analysis.topics(compiler.analysis.named(parent))
         for parent in node.parents
     ]
-    make = partial(
-        JoinMemory,
-        node,
-        (topics[0], topics[1]),
-        shared=compiler.shared,
-        in_birth_order=compiler.in_birth_order,
-    )
+    make = partial(JoinMemory, node, (topics[0], topics[1]), shared=compiler.shared)
     return compiler.unit.made("join", node.name, make, "stores, process")
 
 
