@@ -2,7 +2,8 @@
 process by process.
 
     1   release 0.1
-    2   release 0.2: births and marks in timed topics, and windows that close by them
+    2   release 0.2: births and marks in timed topics, windows that close by them, and commits of records that are done
+        in the order of births
 
 Each member announces the newest level that it can write. The group writes the least
 level that a member announces; a member of release 0.1 announces none. Every member
@@ -29,7 +30,7 @@ from coopstreams.group.members import Cluster
 from coopstreams.topology.graph.outline import NEWEST_FORMAT
 
 CLOCKS = 2
-"""The level from which on timed topics have births and marks."""
+"""The level from which on topics are timed."""
 LEVEL = NEWEST_FORMAT
 """The level of this release."""
 RELEASES = {1: "0.1", 2: "0.2"}

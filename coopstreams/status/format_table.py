@@ -73,8 +73,8 @@ FORMATS = (
     Format(
         "commit value",
         (record.VERSION, record.WITH_TIMES, record.WITH_AHEAD),
-        "first byte; 2 only with operator times, 3 only with records done in the order of births, which the ones "
-        "before have no place for",
+        "first byte; 2 only with operator times, 3 only with records done in the order of births, from level 2 on: the "
+        "ones before have no place for them",
         "as the key",
         "as the key",
         "as for the key",
