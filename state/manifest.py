@@ -150,14 +150,31 @@ class SourcePosition:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """The records of a repartition partition that were not done when a savepoint was
+    taken: a file in the format of `snapshot.InFlightRecord`.
+
+    Shape: `topic` without the application id; `name` is relative to the application's
+    folder.
+    """
+
+    topic: str
+    partition: int
+    name: str
+    records: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of a snapshot of an application: its stores, their slices and files.
 
     Shape: `cut` has, by source topic and partition, the first offset that is not in the
     state; it is empty for a rebuild, which follows changelogs. `stream_times` has the
     stream time (ms) at that offset. `created` is ISO 8601, UTC. Of a savepoint,
-    `positions` has the progress of each source partition at the slices, by topic, and
-    `source_ids` the ids of these topics; of other snapshots they are empty.
+    `positions` has the progress of each source partition at the slices, by topic,
+    `source_ids` the ids of these topics, and `in_flight` the records between its tasks;
+    of other snapshots they are empty.
     """
 
     application: str
@@ -171,6 +188,7 @@ class Manifest:
         default_factory=dict
     )
     source_ids: Mapping[str, str] = field(default_factory=dict)
+    in_flight: tuple[InFlight, ...] = ()
 
     def to_json(self) -> bytes:
         """Return the manifest as a file: see `sealed`."""

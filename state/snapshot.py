@@ -16,16 +16,26 @@ and one file for all slices of a store (a range of eight would download the othe
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
@@ -34,6 +44,7 @@ from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import (
     DamagedManifestError,
     File,
+    InFlight,
     Manifest,
     Slice,
     pieces,
@@ -63,7 +74,7 @@ MANIFEST = "manifest.json"
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OURS = re.compile(
-    r"[^/]+/(.+\.sst|parts/[^/]+\.json|manifest\.json)"
+    r"[^/]+/(.+\.sst|.+\.records|parts/[^/]+\.json|manifest\.json)"
     r"|(.+/)?\.(manifest\.json|ROUND|SAVEPOINT|[0-9]{10}|[0-9_-]+\.json|[0-9a-f]{32})-[0-9a-f]{32}"
 )
 """The files of an application that `sweep` may delete; those with a dot in front were
@@ -398,6 +409,58 @@ def load_savepoint(url: str, name: str) -> Manifest:
     return manifest
 
 
+class InFlightRecord(NamedTuple):
+    """A record of a repartition topic. `headers`: names and values."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: list[tuple[str, bytes | None]]
+
+
+_RECORDS = msgspec.msgpack.Decoder(list[InFlightRecord])
+
+
+def write_in_flight(
+    url: str,
+    application: str,
+    run: str,
+    topic: str,
+    partition: int,
+    records: Sequence[InFlightRecord],
+) -> InFlight:
+    """Write the records of a repartition partition that were not done, in their order.
+
+    `topic`: without the application id.
+    """
+    name = f"{run}/{topic}/{partition}.records"
+    data = msgspec.msgpack.encode(records)
+    Storage(url).write(f"{application}/{name}", data)
+    return InFlight(
+        topic,
+        partition,
+        name,
+        len(records),
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def read_in_flight(
+    url: str,
+    application: str,
+    of: InFlight,
+) -> list[InFlightRecord]:
+    """Return the records that `write_in_flight` has written.
+
+    Raises:
+        SnapshotError: they are missing or damaged.
+    """
+    data = Storage(url).read(f"{application}/{of.name}")
+    if data is None or hashlib.sha256(data).hexdigest() != of.sha256:
+        raise SnapshotError(f'"{application}/{of.name}" at {url} is missing or damaged')
+    return _RECORDS.decode(data)
+
+
 class Lease:
     """Keeps a run from being swept: the files in its folder, and those that its
     manifest names. One thread.
@@ -590,6 +653,7 @@ def sweep(
     numbers = _numbers(storage, f"{application}/{PUBLISHED}")
     mentioned = {file.name for manifest in kept for file in manifest.files()}
     mentioned |= {f"{manifest.run}/{MANIFEST}" for manifest in kept}
+    mentioned |= {each.name for manifest in kept for each in manifest.in_flight}
     doomed = [f"{PUBLISHED}/{number:010}" for number in numbers[:-1]] + over
     for full in storage.names(application):
         name = full.removeprefix(f"{application}/")

@@ -3,23 +3,33 @@ belong to it, from which another application can begin.
 
     request   a file in the storage, which the processes of the application look for
     parts     each owner of a task writes the slices of its stores and its positions, both of one commit
-    manifest  parts whose tasks tile each partition, under a name
+    manifest  parts whose tasks tile each partition, with the records between the tasks, under a name
 
 Invariant: what a task has in its stores and what it has done of its sources are of one
 moment. Tasks of different partitions or key ranges may be as of different ones: nothing
-passes between them but through repartition topics, and with these no savepoint is taken.
-Turned down: one moment for all tasks (all must stand still for it), and the records that
-are on their way in repartition topics (their writers must stand still, too).
+passes between them but through repartition topics.
+Invariant: with repartition topics, nothing has moved from the first part until the end of
+these topics was read: the group's positions are those of all parts. So all parts are as
+of one moment, and the records between the tasks are those behind these positions. The
+operator pauses the application for it. Turned down: marks in the repartition topics by
+which writers and readers agree on a moment (the records of a writer that are behind its
+mark and in front of another one's cannot be told apart).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coopstreams.admin.rebuild import logged
+from coopstreams.commit.group_progress import list_consumer_group_offsets
+from coopstreams.commit.record import Segment
+from coopstreams.commit.view import join
+from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log
+from coopstreams.log.log import NO_STREAM_TIME, Log, RecordBatch
+from coopstreams.log.read_to_end import remainder
+from coopstreams.opening.seeding import segments_of
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, SourcePosition, manifest_of
 from coopstreams.state.published_snapshot import Changelog
@@ -27,8 +37,10 @@ from coopstreams.state.snapshot import (
     NOTHING_PUBLISHED,
     PARTS,
     WRITING_MS,
+    InFlightRecord,
     Lease,
     new_run,
+    write_in_flight,
 )
 from coopstreams.state.snapshot_round import (
     SAVEPOINT,
@@ -39,10 +51,12 @@ from coopstreams.state.snapshot_round import (
     tiled,
 )
 from coopstreams.state.storage import Storage
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, SnapshotError
 from coopstreams.topology.graph.partitions import check_partitions
+from coopstreams.topology.graph.timed_topics import timed_topics
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import GROUPS, key_hashes
 from coopstreams.topology.naming import changelog_topic
 
 LOOK_S = 0.5
@@ -59,10 +73,16 @@ class Savepoints:
         self,
         cluster: Log,
         topology: Topology,
-        application: str,
+        config: Config,
         url: str,
         host: Host = SYSTEM,
     ) -> None:
+        application: str = config["application.id"]
+        self._client = config.client
+        self._between = frozenset(
+            each.name for each in topology.internal_topics if each.kind == "repartition"
+        )
+        """The repartition topics."""
         self._log = cluster
         self._topology = topology
         self._application = application
@@ -76,9 +96,10 @@ class Savepoints:
         manifest.
 
         Raises:
-            ConfigError: the topology has repartition topics.
-            SnapshotError: there is a savepoint of this name, or not all tasks have been
-            written within `wait_s` seconds.
+            ConfigError: the topology has repartition topics with a clock.
+            SnapshotError: there is a savepoint of this name, not all tasks have been
+            written within `wait_s` seconds, or records were processed meanwhile and the
+            topology has repartition topics.
         """
         tasks = self._tasks()
         if name in snapshot.savepoints(self._url, self._application):
@@ -100,6 +121,8 @@ class Savepoints:
         try:
             chosen = self._await(run, tasks, self._host.now() + wait_s)
             manifest = self._assembled(run, chosen, older)
+            if self._between:
+                manifest = self._with_in_flight(manifest)
             snapshot.name_savepoint(self._url, manifest, name)
         finally:
             self._storage.delete(at)
@@ -115,14 +138,10 @@ class Savepoints:
     def _tasks(self) -> list[tuple[int, int]]:
         """Return each partition of each sub-topology whose tasks have positions."""
         resolved = check_partitions(self._topology, self._log.partitions())
-        if between := sorted(
-            each.name
-            for each in self._topology.internal_topics
-            if each.kind == "repartition"
-        ):
+        if timed := sorted(timed_topics(self._topology.subtopologies)):
             raise ConfigError(
-                f"a savepoint needs the records that are on their way in {', '.join(between)}, and cannot have them: "
-                "topologies with repartition topics have none yet. Begin the other application by a backfill"
+                f"{', '.join(timed)}: readers of these topics follow a clock, which a savepoint does not have yet. Begin "
+                "the other application by a backfill"
             )
         return [
             (part.id, number)
@@ -209,6 +228,92 @@ class Savepoints:
             positions=positions,
             source_ids=_one_each(ids),
         )
+
+    def _with_in_flight(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the records that are between the tasks.
+
+        Raises:
+            SnapshotError: records were processed since the parts were written.
+        """
+        segments = {
+            TopicPartition(topic, number): segments_of(positions)
+            for topic, of_topic in manifest.positions.items()
+            for number, positions in of_topic.items()
+        }
+        self._check_still(segments)
+        between = {
+            at: each for at, each in segments.items() if at.topic in self._between
+        }
+        found: dict[TopicPartition, list[InFlightRecord]] = {at: [] for at in between}
+        starts = {at: min(each.position for each in of) for at, of in between.items()}
+        for batch in remainder(self._log, starts, self._host):
+            found[batch.partition] += _not_done(batch, between[batch.partition])
+        self._check_still(segments)
+        return replace(
+            manifest,
+            in_flight=tuple(
+                write_in_flight(
+                    self._url,
+                    self._application,
+                    manifest.run,
+                    at.topic.removeprefix(f"{self._application}-"),
+                    at.partition,
+                    records,
+                )
+                for at, records in found.items()
+            ),
+        )
+
+    def _check_still(
+        self,
+        segments: Mapping[TopicPartition, Sequence[Segment]],
+    ) -> None:
+        """Check that the group has committed nothing but these positions.
+
+        Raises:
+            SnapshotError: it has.
+        """
+        committed = list_consumer_group_offsets(
+            self._client,
+            self._application,
+            segments,
+        )
+        for at, expected in segments.items():
+            known = committed[at]
+            if known is None or _places(known.key_ranges) != _places(expected):
+                raise SnapshotError(
+                    f"records of {at} were processed while the savepoint was taken, and there are repartition topics: "
+                    "`coopstreams pause URL --all`, take it again, `coopstreams resume URL --all`"
+                )
+
+
+def _places(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments without their times."""
+    return join(
+        [
+            replace(each, stream_time=NO_STREAM_TIME, operator_times=())
+            for each in segments
+        ]
+    )
+
+
+def _not_done(
+    batch: RecordBatch,
+    segments: Sequence[Segment],
+) -> Iterator[InFlightRecord]:
+    """Yield the records of a batch that are not done."""
+    columns = batch.columns
+    hashes = key_hashes(columns.keys, columns.offsets)
+    for number, (hash_, offset) in enumerate(zip(hashes, columns.offsets, strict=True)):
+        segment = next(each for each in segments if hash_ in each.key_range)
+        if not segment.has_done(offset):
+            headers = columns.headers[number] if columns.headers else None
+            yield InFlightRecord(
+                columns.keys[number],
+                columns.values[number],
+                columns.timestamps[number],
+                list(headers or ()),
+            )
 
 
 def _one_each(ids: Mapping[str, set[str]]) -> dict[str, str]:

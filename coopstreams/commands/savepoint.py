@@ -51,8 +51,8 @@ def savepoint(
     """Have the running application write its state and positions, for another
     application to begin with: `coopstreams run --from-savepoint NAME`.
 
-    The application goes on meanwhile, and is not disturbed. A savepoint is kept until
-    `coopstreams snapshots forget`.
+    The application goes on meanwhile, and is not disturbed; with repartition topics it
+    has to be paused for it. A savepoint is kept until `coopstreams snapshots forget`.
     """
     configure_logging(verbose)
     named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
@@ -67,7 +67,7 @@ def savepoint(
         manifest = Savepoints(
             cluster,
             as_it_runs(topology, cluster.partitions(), checked),
-            checked["application.id"],
+            checked,
             checked["snapshots.dir"],
         ).take(name, wait_s)
     files = list(manifest.files())

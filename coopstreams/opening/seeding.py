@@ -2,7 +2,8 @@
 
     changelogs   get the rows of the savepoint, by a transactional writer
     snapshot     copies of the savepoint's files, at the offsets behind these rows: the first tasks begin with it
-    commits      the positions, as individual commits for the whole hash space: from then on the application is seeded
+    commits      the positions, as individual commits for the whole hash space, with the records between the tasks in one
+                 transaction: from then on the application is seeded
     offsets      the plain offsets; then tasks may open
 
 Every process of the application may seed it, and at any time die.
@@ -48,6 +49,7 @@ from coopstreams.log.log import Log, Writer
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import (
+    InFlight,
     Manifest,
     Slice,
     SourcePosition,
@@ -62,6 +64,7 @@ from coopstreams.state.storage import Storage
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC, internal_topic
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -138,11 +141,7 @@ class Seeding:
             application: start again.
         """
         manifest = snapshot.load_savepoint(self._url, name)
-        segments = {
-            TopicPartition(topic, number): segments_of(positions)
-            for topic, of_topic in manifest.positions.items()
-            for number, positions in of_topic.items()
-        }
+        segments = self._segments(manifest)
         with (
             GroupAdmin(self._config.client, self._application) as group,
             closing(Follower(self._log, self._application)) as follower,
@@ -165,7 +164,7 @@ class Seeding:
                     self._write_positions(writer, follower, manifest, segments)
             group.commit(
                 {
-                    at: _plain(found, manifest.source_ids.get(at.topic, ""))
+                    at: _plain(found, self._log.topic_id(at.topic))
                     for at, found in segments.items()
                 }
             )
@@ -173,12 +172,50 @@ class Seeding:
             lease.give_back()
         log.info("it goes on from savepoint %s of %s", name, manifest.application)
 
+    def _segments(self, manifest: Manifest) -> dict[TopicPartition, list[Segment]]:
+        """Return the positions of this application in its sources. In its repartition
+        topics, which have the records that are not done, they are the beginning.
+        """
+        between = {each.topic for each in manifest.in_flight}
+        result: dict[TopicPartition, list[Segment]] = {}
+        for topic, of_topic in manifest.positions.items():
+            own = topic.removeprefix(f"{manifest.application}-")
+            for number, positions in of_topic.items():
+                segments = segments_of(positions)
+                if own in between:
+                    at = TopicPartition(internal_topic(self._application, own), number)
+                    result[at] = join(
+                        [replace(each, position=0, runs=()) for each in segments]
+                    )
+                else:
+                    result[TopicPartition(topic, number)] = segments
+        return result
+
+    def _write_in_flight(
+        self,
+        writer: Writer,
+        manifest: Manifest,
+        of: InFlight,
+    ) -> None:
+        """Write the records of a repartition partition that were not done."""
+        records = snapshot.read_in_flight(self._url, manifest.application, of)
+        if records:
+            writer.append(
+                internal_topic(self._application, of.topic),
+                [each.key for each in records],
+                [each.value for each in records],
+                [each.timestamp for each in records],
+                partitions=of.partition,
+                headers=[each.headers for each in records],
+            )
+
     def _forget_seeding(self) -> None:
         """Have records in the changelogs count as state from now on."""
         Storage(self._url).delete(f"{self._application}/{SEEDING}")
 
     def _writer(self) -> Writer:
-        topics = frozenset(each.topic for each in self._changelogs.values())
+        changelogs = {each.topic for each in self._changelogs.values()}
+        topics = frozenset({*changelogs, *self._source_topics, COMMIT_TOPIC})
         return self._log.writer(f"{self._application}-savepoint", lambda: topics)
 
     def _check(self, manifest: Manifest, name: str) -> None:
@@ -194,7 +231,11 @@ class Seeding:
             )
         for what, there, here in (
             ("stores", set(manifest.stores), set(self._specs)),
-            ("source topics", set(manifest.positions), set(self._source_topics)),
+            (
+                "source topics",
+                {at.topic for at in self._segments(manifest)},
+                set(self._source_topics),
+            ),
         ):
             if there != here:
                 raise ConfigError(
@@ -202,7 +243,7 @@ class Seeding:
                     f"{', '.join(sorted(there)) or 'none'}, here {', '.join(sorted(here)) or 'none'}"
                 )
         for topic, id_ in manifest.source_ids.items():
-            if id_ != self._log.topic_id(topic):
+            if topic in self._source_topics and id_ != self._log.topic_id(topic):
                 raise ConfigError(
                     f"{topic} was made anew since savepoint {name} was taken, or it is of another cluster: its offsets "
                     "mean nothing here"
@@ -219,11 +260,16 @@ class Seeding:
         at = f"{self._application}/{SEEDING}"
         if (storage.read(at) or b"").decode(errors="replace").strip() == manifest.run:
             return  # a seeder has died
+        counts = {each.topic: each.partitions for each in self._changelogs.values()}
+        between = {
+            internal_topic(self._application, each.topic) for each in manifest.in_flight
+        }
+        counts |= self._log.partitions(sorted(between))
         ends = self._log.end_offsets(
             [
-                TopicPartition(each.topic, number)
-                for each in self._changelogs.values()
-                for number in range(each.partitions)
+                TopicPartition(topic, number)
+                for topic, count in counts.items()
+                for number in range(count)
             ]
         )
         if filled := sorted({at.topic for at, end in ends.items() if end}):
@@ -296,7 +342,9 @@ class Seeding:
         manifest: Manifest,
         segments: Mapping[TopicPartition, Sequence[Segment]],
     ) -> None:
-        """Write an individual commit for each source partition, in one transaction."""
+        """Write the records between the tasks, and an individual commit for each source
+        partition, in one transaction.
+        """
         keys = [
             encode_key(
                 CommitKey(self._application, *at, WHOLE, FIRST_TERM, NO_GENERATION)
@@ -308,12 +356,14 @@ class Seeding:
                 CommitValue(
                     AUTHOR,
                     tuple(found),
-                    manifest.source_ids.get(at.topic, ""),
+                    self._log.topic_id(at.topic),
                 )
             )
             for at, found in segments.items()
         ]
         writer.begin()
+        for each in manifest.in_flight:
+            self._write_in_flight(writer, manifest, each)
         writer.append(
             follower.partition.topic,
             keys,
