@@ -12,7 +12,8 @@ opener's thread has both: it stops a standby before the task is opened, and the 
 thread wants no standby of a task that is not closed.
 Invariant: a warm-up gets ready in the end: when it is no more than
 `acceptable.recovery.lag` behind, or after `PATIENCE` measurements without coming nearer
-(what is left is what the owner writes meanwhile, and it goes on until the task moves).
+(what is left is what the owner writes meanwhile, and it goes on until the task moves),
+or after a minute of errors that repetition does not cure.
 Invariant: the rounds of a warm-up follow each other at once, until it is ready. Each has
 what was written during the one before, so they get shorter.
 Invariant: tasks come first. A round takes one request, or one fetch, at a time, and only
@@ -326,10 +327,16 @@ class Standbys:
                 REST_S,
             )
         self._turn.clear()
+        lasting = not (isinstance(error, LogError) and error.retryable)
         for task, standby in self._standbys.items():
             self._cancel(task)
             standby.busy = False
+            if lasting and task in self._warming:
+                # As a task it shows the error; as a warm-up it would keep others waiting.
+                standby.no_nearer += int(REST_S / EVERY_S)
+                standby.ready = standby.ready or standby.no_nearer >= PATIENCE
         self._look_at = self._host.now() + REST_S
+        self._publish()
 
     def _publish(self) -> None:
         before = self.figures
@@ -349,6 +356,7 @@ class Standbys:
             each.warming and each.ready and not (task in before and before[task].ready)
             for task, each in self.figures.items()
         ):
+            log.info("warm-ups are ready, and their tasks may move here")
             self._caught_up()
 
     def _eta_s(self, task: TaskId, standby: _Standby) -> float | None:

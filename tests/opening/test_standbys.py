@@ -30,6 +30,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
@@ -348,6 +349,24 @@ def test_a_warm_up_that_comes_no_nearer_is_ready_in_the_end(setting: Setting) ->
     look(setting)
     assert setting.standbys.figures[TASK].ready
     assert setting.caught_up == [100 + PATIENCE]
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_warm_up_that_fails_is_ready_in_the_end_unless_the_brokers_are_away(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, retryable: bool
+) -> None:
+    """An error that lasts is shown when the task opens; else all moves would wait."""
+
+    def fail(_: object) -> object:
+        raise LogError("no", retryable=retryable)
+
+    monkeypatch.setattr(setting.log, "end_offsets", fail)
+    setting.standbys.want([TASK], [TASK])
+    for _ in range(int(PATIENCE * EVERY_S / REST_S)):
+        assert not setting.caught_up
+        setting.host.at += REST_S
+        setting.standbys.step()
+    assert bool(setting.caught_up) is not retryable
 
 
 def test_while_a_warm_up_comes_nearer_it_is_waited_for(setting: Setting) -> None:
