@@ -4,7 +4,8 @@
 One process counts keys, exactly-once, with all keys in its store.
 
     beside     CPU and commit latency under a steady load of random keys, with no snapshots, and with one after the other
-    empty      from the start of a process without state until it answers a query: from the snapshot, and by replay
+    empty      from when a process without state has its task until that runs, with all state: from the snapshot, and by
+               replay; and from its start until it answers a query
 
 Each steady load changes rows in all slices, so each snapshot writes all of them: the most
 that one can cost. Commit latencies are those of the buckets of the histogram.
@@ -78,8 +79,20 @@ class Instance:
             command,
             env=os.environ | environment,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+        self.assigned_at = 0.0
+        self.runs_at = 0.0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if f"of group {GROUP}: 1 tasks" in line:
+                self.assigned_at = time.perf_counter()
+            elif "runs on thread" in line:
+                self.runs_at = time.perf_counter()
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +106,9 @@ class Instance:
         """The CPU seconds of the process."""
         return cpu_of(self._process.pid)
 
-    def answers_s(self, key: str) -> float:
-        """Return the seconds from the start until the process answered a query.
+    def opened_s(self, key: str) -> tuple[float, float]:
+        """Return the seconds from when the process had its task until that ran, and
+        from the start until a query was answered.
 
         Raises:
             SystemExit: it did not, or the process has ended.
@@ -103,7 +117,8 @@ class Instance:
             try:
                 with QueryClient(f"http://{self.address}", deadline_s=0) as client:
                     assert client.get("counts", key) is not None
-                return time.perf_counter() - self.began_at
+                answered_s = time.perf_counter() - self.began_at
+                return self.runs_at - self.assigned_at, answered_s
             except QueryError:
                 self._check()
                 time.sleep(0.02)
@@ -211,7 +226,7 @@ def main() -> None:
             (("from the snapshot", [f"snapshots.dir={url}"]), ("by replay", []))
         ):
             with Instance(bootstrap, f"{folder}/empty-{number}", *with_it) as instance:
-                empty[way] = instance.answers_s("u7")
+                empty[way] = instance.opened_s("u7")
         manifest = snapshot.load(url, GROUP)
         assert manifest is not None
         size = sum(file.bytes for file in manifest.files())
@@ -233,8 +248,10 @@ def main() -> None:
     if with_all.snapshots:
         each_s = (with_all.cpu - without.cpu) * options.seconds / with_all.snapshots
         console.print(f"CPU of a snapshot: {each_s:.1f} s")
-    for way, seconds in empty.items():
-        console.print(f"an empty host answers {way} after {seconds:.1f} s")
+    for way, (restore_s, answers_s) in empty.items():
+        console.print(
+            f"an empty host {way}: {restore_s:.1f} s of restore, answers {answers_s:.1f} s after its start"
+        )
 
 
 if __name__ == "__main__":

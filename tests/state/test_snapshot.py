@@ -584,6 +584,36 @@ def test_a_name_is_created_once(url: str) -> None:
     assert (storage.read("folder/name"), storage.names()) == (b"a", ["folder/name"])
 
 
+def test_a_copy_has_the_bytes_of_its_original(url: str) -> None:
+    storage = Storage(url)
+    storage.write("app/run/file.sst", b"rows")
+    storage.copy("app/run/file.sst", "other/run/file.sst")
+    assert storage.read("other/run/file.sst") == b"rows"
+    with pytest.raises(SnapshotError, match='cannot copy "app/none"'):
+        storage.copy("app/none", "other/none")
+
+
+def test_records_between_tasks_are_read_as_they_were_written_or_refused(
+    folder: str,
+) -> None:
+    records = [
+        snapshot.InFlightRecord(b"key", None, 7, [("name", b"value"), ("none", None)]),
+        snapshot.InFlightRecord(None, b"", -1, []),
+    ]
+    written = snapshot.write_in_flight(folder, "app", "run", "topic", 3, records)
+    assert snapshot.read_in_flight(folder, "app", written) == records
+    made = replace(manifest_of({}, "run"), kind="savepoint", in_flight=(written,))
+    assert Manifest.from_json(made.to_json()) == made
+    snapshot.name_savepoint(folder, made, "name")
+    for number in (1, 2):
+        snapshot.publish(folder, manifest_of({}, f"run-{number}"))
+    snapshot.sweep(folder, "app")
+    assert snapshot.read_in_flight(folder, "app", written) == records
+    Storage(folder).write(f"app/{written.name}", b"damaged")
+    with pytest.raises(SnapshotError, match="missing or damaged"):
+        snapshot.read_in_flight(folder, "app", written)
+
+
 def test_only_what_has_changed_since_is_written_again(
     folder: str, tmp_path: Path
 ) -> None:
