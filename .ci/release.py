@@ -26,8 +26,8 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
@@ -312,9 +312,10 @@ def at_home(home: Path) -> dict[str, str]:
 def interpreter(name: str) -> Path | None:
     """Return a CPython of this version: on the path, or one of pyenv's; None: none."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates: Iterator[Path] = versions.glob(f"{name}.*/bin/python{name}")
-    on_path = shutil.which(f"python{name}")
-    for candidate in (*([Path(on_path)] if on_path else ()), *sorted(candidates)):
+    candidates = sorted(versions.glob(f"{name}.*/bin/python{name}"))
+    if (on_path := shutil.which(f"python{name}")) is not None:
+        candidates.insert(0, Path(on_path))
+    for candidate in candidates:
         works = subprocess.run(
             [candidate, "-c", "import ensurepip, venv"],
             capture_output=True,
@@ -344,7 +345,7 @@ def only(pattern: str) -> Path:
     return found
 
 
-def toml(name: str) -> dict[str, object] | object:
+def toml(name: str) -> dict[str, Any]:
     """Return what a file of the checkout has."""
     return tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
 
