@@ -56,7 +56,9 @@ class Shop:
 
     def key_of(self, node: Node) -> str:
         return next(
-            key for key in OLD["counts"] if self.cluster.owner("counts", key) is node
+            str(key)
+            for key in OLD["counts"]
+            if self.cluster.owner("counts", key) is node
         )
 
 
