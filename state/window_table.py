@@ -17,9 +17,8 @@ stream time has reached that start. No window starts later than stream time, so 
 of a task that is ahead do not count too early.
 
 Where records come in the order of births, tasks stand at different births, and what
-others have put says nothing. There, the store observes the time just before stream
-time, whatever was put: visible to a record are the windows that are open at its birth,
-also if the clock has reached its birth before it came.
+others have put says nothing. There, the store observes stream time, whatever was put:
+visible to a record are the windows that are open at its birth.
 
 Invariant: an expired window is neither loaded, scanned nor written to the database. If
 it was dirty, the next commit still forwards and logs it: its last update is a result
@@ -351,7 +350,6 @@ class VisibleWindows:
         """
         observed = self._newest
         if self._by_birth:
-            stream_time -= 1
             observed = stream_time if self.by_puts else NOTHING_OBSERVED
         elif self.by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
             observed = put

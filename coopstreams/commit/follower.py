@@ -344,12 +344,20 @@ class Follower:
         key_range: KeyRange,
         committed: Committed | None,
         reset: Position,
+        *,
+        in_birth_order: bool = False,
     ) -> PartitionStart:
         """Return where a task begins: see `CommitView.open`. Call it only when the
         barrier is `passed`, with a plain offset fetched after that.
         """
         with self._lock:
-            return self._view.open(partition, key_range, committed, reset)
+            return self._view.open(
+                partition,
+                key_range,
+                committed,
+                reset,
+                in_birth_order=in_birth_order,
+            )
 
     def stable(
         self,
@@ -383,12 +391,20 @@ class Follower:
         self,
         partition: TopicPartition,
         committed: Committed | None,
+        *,
+        in_birth_order: bool = False,
     ) -> Committed | None:
         """Return the plain offset to write: see `CommitView.mirror`. None while a
         record is unreadable.
         """
         with self._lock:
-            return None if self._unreadable else self._view.mirror(partition, committed)
+            if self._unreadable:
+                return None
+            return self._view.mirror(
+                partition,
+                committed,
+                in_birth_order=in_birth_order,
+            )
 
     def garbage(
         self,

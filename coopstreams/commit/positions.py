@@ -300,6 +300,7 @@ class Positions:
                 one.id.key_range,
                 one.plain[source],
                 resets.get(source, Position(0)),
+                in_birth_order=self._in_birth_order(one.id),
             )
             for source in self.sources(one.id)
         }

@@ -38,7 +38,7 @@ from coopstreams.commit.record import (
     encode_value,
     topic_number,
 )
-from coopstreams.commit.view import PartitionStart, join, lowest
+from coopstreams.commit.view import PartitionStart, earliest, join, lowest
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
@@ -87,6 +87,8 @@ class Commits(Protocol):
         self,
         partition: TopicPartition,
         committed: Committed | None,
+        *,
+        in_birth_order: bool = False,
     ) -> Committed | None:
         """Return the plain offset to write, None if there is none yet: see
         `view.CommitView.mirror`.
@@ -190,8 +192,11 @@ class _SourcePosition:
         """Advance the segments in the order of births, and join them."""
         self.stream_time = max(self.stream_time, ahead.birth)
         self.reached = _joined(
-            segment.born_up_to(position, ahead, self.operator_times)
-            for segment in self.reached
+            (
+                segment.born_up_to(position, ahead, self.operator_times)
+                for segment in self.reached
+            ),
+            in_birth_order=True,
         )
 
     def is_at(self, segment: Segment) -> bool:
@@ -298,11 +303,7 @@ class Progress:
         with the earliest time, at the lowest position of all.
         """
         segments = self._sources[partition].segments
-        first = lowest(segments)
-        if not self.in_birth_order:
-            return first
-        earliest = min(segments, key=lambda segment: segment.stream_time)
-        return replace(earliest, position=first.position)
+        return earliest(segments) if self.in_birth_order else lowest(segments)
 
     def read_to(self, partition: TopicPartition) -> int:
         """Return the offset below which each record is done, or waits until its birth is
@@ -366,7 +367,10 @@ class Progress:
         it before the task opens.
         """
         source = self._sources[partition]
-        source.reached = _joined(segment.moved_to(offset) for segment in source.reached)
+        source.reached = _joined(
+            (segment.moved_to(offset) for segment in source.reached),
+            in_birth_order=self.in_birth_order,
+        )
 
     def drop_runs(self, partition: TopicPartition) -> None:
         """Drop the done runs, which hold no record of the range. Call it before the
@@ -543,7 +547,11 @@ class Progress:
         else:
             # Named even if it is not read back yet.
             beside = source.term if source.staged.individual else 0
-            mirror = commits.mirror(partition, last)
+            mirror = commits.mirror(
+                partition,
+                last,
+                in_birth_order=self.in_birth_order,
+            )
             plain = mirror and replace(
                 mirror,
                 beside=max(mirror.beside, beside),
@@ -625,7 +633,11 @@ class Progress:
         wrote it. Then the task commits even without progress of its own.
         """
         return self.mirrors and any(
-            commits.mirror(partition, source.durable.plain)
+            commits.mirror(
+                partition,
+                source.durable.plain,
+                in_birth_order=self.in_birth_order,
+            )
             not in (None, source.durable.plain)
             for partition, source in self._sources.items()
         )
@@ -638,8 +650,12 @@ class Progress:
             source.durable = source.staged
 
 
-def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    return tuple(join(list(segments)))
+def _joined(
+    segments: Iterable[Segment],
+    *,
+    in_birth_order: bool = False,
+) -> tuple[Segment, ...]:
+    return tuple(join(list(segments), in_birth_order=in_birth_order))
 
 
 def _parted(segments: Sequence[Segment]) -> bool:

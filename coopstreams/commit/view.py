@@ -313,14 +313,17 @@ class CommitView:
         key_range: KeyRange,
         committed: Committed | None,
         reset: Position,
+        *,
+        in_birth_order: bool = False,
     ) -> PartitionStart:
         """Return where a task with this range begins.
 
         Call it only behind the barrier, with a plain offset fetched after the barrier
-        was taken. `reset`: where `auto.offset.reset` begins.
+        was taken. `reset`: where `auto.offset.reset` begins. `in_birth_order`: whether
+        records are done in the order of births.
         """
         resolved = self.resolve(partition, key_range)
-        segments = combine(resolved, committed, reset)
+        segments = combine(resolved, committed, reset, in_birth_order=in_birth_order)
         claim = not key_range.is_whole or any(self._entries(partition))
         begins = committed is None and any(isinstance(one, Hole) for one in resolved)
         return PartitionStart(
@@ -358,6 +361,8 @@ class CommitView:
         partition: TopicPartition,
         committed: Committed | None,
         own: Sequence[Segment] = (),
+        *,
+        in_birth_order: bool = False,
     ) -> Segment | None:
         others = WHOLE.minus(segment.key_range for segment in own)
         resolved = [
@@ -365,25 +370,35 @@ class CommitView:
         ]
         if committed is None and any(isinstance(one, Hole) for one in resolved):
             return None
-        return lowest([*combine(resolved, committed, Position(0)), *own])
+        combined = combine(
+            resolved,
+            committed,
+            Position(0),
+            in_birth_order=in_birth_order,
+        )
+        segments = [*combined, *own]
+        return earliest(segments) if in_birth_order else lowest(segments)
 
     def mirror(
         self,
         partition: TopicPartition,
         committed: Committed | None,
+        *,
+        in_birth_order: bool = False,
     ) -> Committed | None:
         """Return the plain offset that the owner of hash 0 has to write now; None: none
         yet.
 
         `committed` is the plain offset that it last wrote, or found. A foreign offset
         is replaced only when every hash has passed it: our own offset would no longer
-        count as the larger of both.
+        count as the larger of both. `in_birth_order`: whether records are done in the
+        order of births; the same in each call.
         """
         last = self._mirrors.get(partition)
         if last is None or last[0] != committed:
             last = self._mirrors[partition] = (
                 committed,
-                self._mirror(partition, committed),
+                self._mirror(partition, committed, in_birth_order=in_birth_order),
             )
         return last[1]
 
@@ -391,8 +406,10 @@ class CommitView:
         self,
         partition: TopicPartition,
         committed: Committed | None,
+        *,
+        in_birth_order: bool,
     ) -> Committed | None:
-        stable = self._stable(partition, committed)
+        stable = self._stable(partition, committed, in_birth_order=in_birth_order)
         if stable is None:
             return None
         if committed and committed.term is None:
@@ -499,11 +516,16 @@ def combine(
     resolved: Sequence[Winner | Hole],
     committed: Committed | None,
     reset: Position,
+    *,
+    in_birth_order: bool = False,
 ) -> list[Segment]:
     """Return a segment for each winner or hole, with the plain offset taken into
     account. Equal neighbours are joined.
     """
-    return join([_combined(one, committed, reset) for one in resolved])
+    return join(
+        [_combined(one, committed, reset) for one in resolved],
+        in_birth_order=in_birth_order,
+    )
 
 
 def lowest(segments: Iterable[Segment]) -> Segment:
@@ -513,12 +535,34 @@ def lowest(segments: Iterable[Segment]) -> Segment:
     return min(segments, key=lambda segment: (segment.position, -segment.stream_time))
 
 
-def join(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the same segments, with neighbours of equal progress joined."""
+def earliest(segments: Sequence[Segment]) -> Segment:
+    """Return the segment with the earliest time, moved to the lowest position: where
+    records begin that are done in the order of births.
+
+    There the segment with the lowest position may have a later time than others: its
+    first record waits, and theirs were done.
+    """
+    first = min(segments, key=lambda segment: segment.stream_time)
+    return replace(first, position=lowest(segments).position)
+
+
+def join(
+    segments: Sequence[Segment],
+    *,
+    in_birth_order: bool = False,
+) -> list[Segment]:
+    """Return the same segments, with neighbours of equal progress joined.
+
+    `in_birth_order`: whether records are done in the order of births. Then parts at one
+    position may stand at different births, because records of another source wait, and
+    each needs its own time.
+    """
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None
-        if last and _progress(last) == _progress(segment):
+        if last and in_birth_order and last.stream_time != segment.stream_time:
+            joined.append(segment)
+        elif last and _progress(last) == _progress(segment):
             key_range = KeyRange(last.key_range.start, segment.key_range.end)
             joined[-1] = replace(
                 last,

@@ -391,8 +391,11 @@ class Dispatcher:
         """Have the reader give the records of a partition to its tasks by key range."""
         tasks = [route.task for route in partition.routes]
         for task in tasks:
-            task.program.elsewhere = not task.id.key_range.is_whole or bool(
-                task.idle_ms
+            task.program.elsewhere = (
+                not task.id.key_range.is_whole
+                or bool(task.idle_ms)
+                # time goes on by the records of all partitions
+                or task.progress.in_birth_order
             )
         operator_times = None
         if any(task.program.shared for task in tasks):

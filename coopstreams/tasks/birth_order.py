@@ -341,10 +341,16 @@ class BirthOrder:
                 due.columns.offsets[stop - 1] + 1,
             )
         births = [max(birth, reached) for birth in due.births[due.begun : stop]]
+        columns = due.take(stop)
+        # A record whose own time is its birth is the one that time goes on by.
+        before = [
+            birth - (birth == timestamp)
+            for birth, timestamp in zip(births, columns.timestamps, strict=True)
+        ]
         columns = replace(
-            due.take(stop),
+            columns,
             stream_times=births,
-            operator_times=[births] * source.operators,
+            operator_times=[before] * source.operators,
             births=None,
         )
         source.at = at

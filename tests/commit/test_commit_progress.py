@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from coopstreams.commit.offset_runs import above, normalise
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.record import (
+    Ahead,
     CommitKey,
     Committed,
     CommitValue,
@@ -80,6 +81,18 @@ def test_times_of_operators_are_those_behind_what_was_reached() -> None:
     assert task.lowest(AT) == Segment(WHOLE, 40, 39, operator_times=((1, 9),))
     assert task.records(AT) == []
     assert task.plain(AT, Known("g")) == Committed(40, 39, 1, operator_times=((1, 9),))
+
+
+def test_parts_that_are_read_alike_keep_their_births_until_the_task_has_reached_them() -> (
+    None
+):
+    task = opened(Segment(LEFT, 30, 50), Segment(RIGHT, 30, 60))
+    task.in_birth_order = True
+    assert task.lowest(AT).stream_time == 50
+    task.born_up_to(AT, 40, Ahead(40, 55, 40))
+    assert [at.stream_time for at in task.segments(AT)] == [55, 60]
+    task.born_up_to(AT, 40, Ahead(40, 70, 40))
+    assert task.segments(AT) == (Segment(WHOLE, 40, 70),)
 
 
 def test_in_the_usual_case_a_batch_comes_back_as_it_is() -> None:

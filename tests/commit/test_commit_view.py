@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coopstreams.commit import view as view_module
 from coopstreams.commit.record import (
+    Ahead,
     CommitKey,
     Committed,
     CommitValue,
@@ -443,3 +444,29 @@ def test_an_applications_commits_and_those_of_earlier_versions_count_whatever_th
         )
         assert positions(view) == [(WHOLE, 150)]
         assert not view.outlived(AT, WHOLE)
+
+
+def test_in_the_order_of_births_the_stable_offset_has_the_earliest_time_of_all_parts() -> (
+    None
+):
+    """The part with the lowest position may be the one that is furthest: its first
+    record waits.
+    """
+    view = CommitView("g")
+    far = Segment(LEFT, 27, 68, operator_times=((1, 68),), ahead=Ahead(90, 68, 90))
+    near = Segment(RIGHT, 28, 11, operator_times=((1, 11),), ahead=Ahead(62, 11, 62))
+    for part in (far, near):
+        view.apply(key(part.key_range, 1), value(part))
+    assert view.mirror(AT, None, in_birth_order=True) == Committed(
+        27, 11, 0, 1, ((1, 11),)
+    )
+
+
+def test_in_the_order_of_births_parts_at_one_position_keep_their_times() -> None:
+    """They stand at different births where records of another source wait."""
+    view = CommitView("g")
+    for part in (Segment(LEFT, 30, 50), Segment(RIGHT, 30, 60)):
+        view.apply(key(part.key_range, 1), value(part))
+    opening = view.open(AT, WHOLE, None, START, in_birth_order=True)
+    assert opening.segments == (Segment(LEFT, 30, 50), Segment(RIGHT, 30, 60))
+    assert view.mirror(AT, None, in_birth_order=True) == Committed(30, 50, 0, 1)

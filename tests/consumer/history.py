@@ -43,9 +43,13 @@ class Commits:
         self.tail = 0
 
     def mirror(
-        self, partition: TopicPartition, committed: Committed | None
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
+        *,
+        in_birth_order: bool = False,
     ) -> Committed | None:
-        return self.view.mirror(partition, committed)
+        return self.view.mirror(partition, committed, in_birth_order=in_birth_order)
 
     def garbage(
         self, partition: TopicPartition, mine: Sequence[KeyRange]

@@ -7,6 +7,7 @@ compared as strictly as each program allows.
     Paired     the driver's in any order; at least once: with repetitions
     Alone      likewise; an unmatched record may be emitted earlier than in the driver
     Either     likewise, for both streams
+    Parted     the driver's in any order; at least once: with repetitions, and records whose match is gone
     Matched    each record of a stream once, with some row that the table has had for its key
     Settled    the last result of each key is the driver's
     Stepwise   each count differs from the one before by at most one; there are as many as the driver's
@@ -23,7 +24,7 @@ Source: docs/semantics.md.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coopstreams import serdes
@@ -55,7 +56,11 @@ class Written(NamedTuple):
 
 
 class Answer:
-    """The expected results of the records written so far, and the observed ones."""
+    """The expected results of the records written so far, and the observed ones.
+
+    `order`: takes records as they are written, and returns those that the driver gets
+    then; None: it gets the same.
+    """
 
     def __init__(
         self,
@@ -64,8 +69,10 @@ class Answer:
         partitions: int,
         *,
         exactly_once: bool,
+        order: Callable[[Sequence[Written]], Sequence[Written]] | None = None,
     ) -> None:
         self.exactly_once = exactly_once
+        self._order = order
         self.expected: dict[Key, list[Value]] = defaultdict(list)
         self.told: dict[Key, list[Value]] = defaultdict(list)
         self.written: dict[str, dict[Key, set[bytes]]] = defaultdict(
@@ -82,8 +89,10 @@ class Answer:
 
     def write(self, records: Iterable[Written]) -> None:
         """Note records that were written."""
+        records = list(records)
         for record in records:
             self.written[record.topic][record.key].add(record.value or b"")
+        for record in records if self._order is None else self._order(records):
             self._driver.input(record.topic, serdes.raw, serdes.raw).send(
                 record.key, record.value, record.timestamp
             )
@@ -281,6 +290,29 @@ class Either(Alone):
             if self.exactly_once and value in self.told[key]
             else ""
         )
+
+
+class Parted(Paired):
+    """Results are `n:m`, two records, or `n:`, a record of the left stream without a
+    match: both streams come in a known order, but a record may be emitted earlier than
+    in the driver if it has no match there, either. Under at-least-once, the match of a
+    repeated record may have expired.
+    """
+
+    def _problem(self, key: Key, value: Value) -> str:
+        expected, told = self.expected.get(key, ()), self.told[key]
+        if value in expected or not _has_no_match(value):
+            wrong = super()._problem(key, value)
+            alone = _record(value) + b":"
+            if self.exactly_once and alone in told and alone not in expected:
+                return f"{_shown(value)} was told after {_shown(alone)}"
+            return wrong
+        if not self.exactly_once:
+            return ""
+        if value in told:
+            return f"{_shown(value)} was told twice"
+        pairs = [each for each in expected if _record(each) == _record(value)]
+        return f"{_shown(value)} was told, it has {pairs}" if pairs else ""
 
 
 class Matched(Answer):
@@ -546,6 +578,10 @@ def _in_order(some: Sequence[Value], of: Sequence[Value]) -> bool:
     """Return whether these are some of the results, in their order."""
     left = iter(of)
     return all(each in left for each in some)
+
+
+def _has_no_match(value: Value) -> bool:
+    return value is not None and value.endswith(b":")
 
 
 def _record(value: Value) -> bytes:

@@ -790,6 +790,22 @@ PLANTED: dict[str, Planted] = {
         "windows behind a repartition that are emitted in silence",
         oracle="progress",
     ),
+    "what is ahead, again": Planted(
+        times.ahead_again, 0, "sessions behind a repartition", oracle="results"
+    ),
+    "beyond what waits": Planted(
+        times.beyond_what_waits, 0, "sessions behind a repartition", oracle="progress"
+    ),
+    "before the clock": Planted(
+        times.before_the_clock, 0, "sessions behind a repartition", oracle="results"
+    ),
+    "the time of the lowest position": Planted(
+        times.time_of_the_lowest,
+        15,
+        "a left join of streams behind two repartitions",
+        AT_LEAST_ONCE,
+        oracle="progress",
+    ),
     "a promise over waiting records": Planted(
         times.promised_over_waiting_records,
         3,

@@ -11,7 +11,9 @@ from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
+from coopstreams.commit import view
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Ahead
 from coopstreams.log import batches
 from coopstreams.log.clocks import UNHEARD, Clock, Mark
 from coopstreams.log.log import Position
@@ -19,7 +21,7 @@ from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks import mark_schedule, pending_calls
+from coopstreams.tasks import birth_order, mark_schedule, pending_calls
 from coopstreams.tasks import task as tasks_at_work
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.mark_schedule import MarkSchedule
@@ -338,3 +340,37 @@ def promised_over_waiting_records() -> AbstractContextManager[Any]:
         advance(self, message)
 
     return patch.object(StreamThread, "_advance_time", regardless)
+
+
+def ahead_again() -> AbstractContextManager[Any]:
+    """In the order of births, a successor does again what is done above the position."""
+    return patch.object(Ahead, "has", lambda *_: False)
+
+
+def beyond_what_waits() -> AbstractContextManager[Any]:
+    """In the order of births, the position of a commit is behind the records that wait
+    for the clock.
+    """
+    born = Progress.born_up_to
+
+    def read(self: Progress, partition: Any, _: int, ahead: Ahead) -> None:
+        born(self, partition, ahead.read_to, ahead)
+
+    return patch.object(Progress, "born_up_to", read)
+
+
+def before_the_clock() -> AbstractContextManager[Any]:
+    """In the order of births, records come by their births, but as soon as they are
+    read: the clock need not have reached them.
+    """
+    release = birth_order._Source.release
+    return patch.object(
+        birth_order._Source, "release", lambda self, _: release(self, 1 << 62)
+    )
+
+
+def time_of_the_lowest() -> AbstractContextManager[Any]:
+    """In the order of births, too, the stable offset has the time of the part with the
+    lowest position, and windows are deleted by it that another part still needs.
+    """
+    return patch.object(view, "earliest", view.lowest)

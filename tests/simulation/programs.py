@@ -4,7 +4,7 @@ and the known results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from random import Random
@@ -30,6 +30,7 @@ from tests.simulation.answers import (
     Matched,
     Ordered,
     Paired,
+    Parted,
     Sessions,
     Settled,
     SettledInCache,
@@ -39,7 +40,8 @@ from tests.simulation.answers import (
     Stepwise,
     Written,
 )
-from tests.simulation.topologies import KEYS
+from tests.simulation.one_partition import TOPICS, apart
+from tests.simulation.topologies import KEYS, PARTITIONS
 
 APPLICATION = "sim"
 IDLE = "max.task.idle.ms"
@@ -85,6 +87,10 @@ class Program:
     calls: Mapping[str, Any] = field(default_factory=dict)
     at_once: Callable[..., Any] | None = None
     at_once_alone: Callable[[StreamsBuilder], None] | None = None
+    in_one_partition: Callable[[StreamsBuilder], None] | None = None
+    """Builds the same without repartition topics: its results are expected, where it
+    gets all records in the order of births (`one_partition`).
+    """
 
     def topology(self, calls: str = "", *, newer: bool = False) -> Topology:
         """Return the topology, its calls made in a way of `calls`. A newer version
@@ -102,7 +108,9 @@ class Program:
     def answering(self) -> Topology:
         """Return the topology that gives the expected results in one task."""
         builder = StreamsBuilder(APPLICATION)
-        if self.at_once_alone is not None:
+        if self.in_one_partition is not None:
+            self.in_one_partition(builder)
+        elif self.at_once_alone is not None:
             self.at_once_alone(builder)
         elif self.calls:
             self.build(self.at_once, builder)
@@ -124,19 +132,19 @@ class Program:
     @cached_property
     def topics(self) -> int:
         """The number of its source topics."""
-        return len(self.answering().source_topics)
+        return len(self.topology().source_topics)
 
     @cached_property
     def repartitions(self) -> bool:
         """Whether it has a repartition topic."""
-        return len(self.answering().subtopologies) > 1
+        return len(self.topology().subtopologies) > 1
 
     @cached_property
     def purges(self) -> bool:
         """Whether instances delete records of its internal topics."""
         return self.repartitions or any(
             store.retention_ms is not None
-            for part in self.answering().subtopologies
+            for part in self.topology().subtopologies
             for store in part.stores
         )
 
@@ -169,7 +177,7 @@ _CALLS_WITH_STATE = {"8 at a time": 8, "one at a time": 1}
 
 def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
     def write(random: Random, number: int, now_ms: int) -> Written:
-        lateness = random.choice((0, 0, 0, 500, 4_000, 20_000)) if late else 0
+        lateness = random.choice(_LATENESSES) if late else 0
         value = None if deletes and random.random() < 0.2 else b"%d" % number
         return Written(
             topics[0] if len(topics) == 1 else random.choice(topics),
@@ -181,11 +189,48 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
     return write
 
 
+def _apart(*topics: str, latenesses: Sequence[int]) -> Writes:
+    """Return what writes records with births that no two source partitions share."""
+    write = _to(*topics)
+
+    def write_apart(random: Random, number: int, now_ms: int) -> Written:
+        record = write(random, number, now_ms)
+        late_ms = random.choice(latenesses)
+        return apart(record._replace(timestamp=record.timestamp - late_ms))
+
+    return write_apart
+
+
+def _in_birth_order(
+    build: Callable[[topologies.Way, StreamsBuilder], None],
+    way: topologies.Way,
+    write: Writes,
+    answer: type[Answer],
+    stores: tuple[str, ...] = (),
+    loose: type[Answer] | None = None,
+) -> Program:
+    """Return a program whose tasks take records in the order of births."""
+    return Program(
+        partial(build, way),
+        write,
+        answer,
+        stores,
+        _ALL_SPEAK,
+        loose=loose,
+        partitions=PARTITIONS,
+        in_one_partition=partial(build, topologies.past),
+    )
+
+
 def _as_it_is(stream: KStream[str, str]) -> KStream[str, str]:
     return stream
 
 
+_LATENESSES = (0, 0, 0, 500, 4_000, 20_000)
 _LATE = _to("in", late=True)
+_LATE_APART = _apart("in", latenesses=_LATENESSES)
+_TWO_APART = _apart(*TOPICS, latenesses=_LATENESSES)
+_TWO_LITTLE_LATE = _apart(*TOPICS, latenesses=(0, 0, 0, 500, 2_500))
 _LEFT_AND_RIGHT = _to("left", "right")
 _ROWS = _to("left", "right", deletes=True)
 _WITH_TABLE = _to("in", "in", "table")
@@ -386,6 +431,57 @@ PROGRAMS = {
         ("counts",),
         {"repartition.idle.ms": 1_000, "max.time.skew.ms": 500},
         loose=Latest,
+    ),
+    "sessions behind a repartition": _in_birth_order(
+        partial(topologies.moved, topologies.count_sessions),
+        topologies.through_one,
+        _LATE_APART,
+        Sessions,
+        ("counts",),
+        loose=Latest,
+    ),
+    "sessions behind two repartitions": _in_birth_order(
+        partial(topologies.moved, topologies.count_sessions),
+        topologies.through_two,
+        _LATE_APART,
+        Sessions,
+        ("counts",),
+        loose=Latest,
+    ),
+    "sessions behind a repartition that are emitted at their close": _in_birth_order(
+        partial(topologies.moved, topologies.emit_sessions),
+        topologies.through_one,
+        _LATE_APART,
+        Sessions,
+    ),
+    "sliding windows behind a repartition": _in_birth_order(
+        partial(topologies.moved, topologies.count_near),
+        topologies.through_one,
+        _LATE_APART,
+        Counted,
+        ("counts",),
+        loose=Latest,
+    ),
+    "a count behind a repartition whose rows expire": _in_birth_order(
+        partial(topologies.moved, topologies.count_lasting),
+        topologies.through_one,
+        _LATE_APART,
+        Counted,
+        ("counts",),
+        loose=Latest,
+    ),
+    "merged windows behind two repartitions that close": _in_birth_order(
+        partial(topologies.both_moved, topologies.count_both),
+        topologies.through_one,
+        _TWO_APART,
+        Counted,
+        ("counts",),
+    ),
+    "a left join of streams behind two repartitions": _in_birth_order(
+        partial(topologies.both_moved, topologies.pair_both_or_not),
+        topologies.through_one,
+        _TWO_LITTLE_LATE,
+        Parted,
     ),
     "a join behind a repartition": Program(
         topologies.looked_up_elsewhere,

@@ -27,6 +27,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.topology.calls import CallOptions
+from coopstreams.topology.keys import partition_of
 from tests.durations import ms
 from tests.simulation.answers import (
     GRACE_MS,
@@ -37,10 +38,22 @@ from tests.simulation.answers import (
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
+PARTITIONS = 2
+"""The source partitions of programs whose answer depends on the order of births."""
+PAIRS = {
+    key: f"{number}x"
+    for partition in range(PARTITIONS)
+    for number, key in enumerate(
+        key for key in KEYS if partition_of(key.encode(), PARTITIONS) == partition
+    )
+}
+"""Another key for each key: no two keys of a source partition have the same."""
 DAY_MS = 86_400_000
 
 Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
 """Adds a call to a stream."""
+Way: TypeAlias = Callable[[KStream[str, Any], str], KStream[str, Any]]
+"""Leads a stream through repartition topics with this name, or past them."""
 
 
 def counted(builder: StreamsBuilder) -> None:
@@ -50,8 +63,7 @@ def counted(builder: StreamsBuilder) -> None:
 
 
 def lasting(builder: StreamsBuilder) -> None:
-    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.count(store=Materialized("counts", ttl=ms(2_000))).to_stream().to("out")
+    count_lasting(builder.stream("in", key=serdes.text, value=serdes.raw))
 
 
 def recounted(builder: StreamsBuilder) -> None:
@@ -382,6 +394,74 @@ def windows_elsewhere(builder: StreamsBuilder) -> None:
 
 def by_prefix(stream: KStream[str, Any]) -> KStream[str, Any]:
     return stream.select_key(lambda key, _: key[:1] + "x", key=serdes.text)
+
+
+def through_one(stream: KStream[str, Any], name: str) -> KStream[str, Any]:
+    """Return the stream by the keys of `PAIRS`, behind a repartition topic."""
+    by_pair = stream.select_key(lambda key, _: PAIRS[key], key=serdes.text)
+    return by_pair.repartition(name=name, key=serdes.text, value=serdes.raw)
+
+
+def through_two(stream: KStream[str, Any], name: str) -> KStream[str, Any]:
+    """Return the stream by the keys of `PAIRS`, behind two repartition topics."""
+    first = stream.select_key(lambda key, _: key + "y", key=serdes.text)
+    between = first.repartition(name=f"{name}-first", key=serdes.text, value=serdes.raw)
+    back = between.select_key(lambda key, _: key[:-1], key=serdes.text)
+    return through_one(back, name)
+
+
+def past(stream: KStream[str, Any], _: str) -> KStream[str, Any]:
+    """Return the stream as it is: its records have the keys of `PAIRS`."""
+    return stream
+
+
+def moved(
+    count: Callable[[KStream[str, Any]], None],
+    way: Way,
+    builder: StreamsBuilder,
+) -> None:
+    """Count a stream that goes this way."""
+    count(way(builder.stream("in", key=serdes.text, value=serdes.raw), "moved"))
+
+
+def both_moved(
+    join: Callable[[KStream[str, Any], KStream[str, Any]], None],
+    way: Way,
+    builder: StreamsBuilder,
+) -> None:
+    """Join two streams that go this way."""
+    left, right = (
+        way(builder.stream(topic, key=serdes.text, value=serdes.raw), f"{topic}-moved")
+        for topic in ("left", "right")
+    )
+    join(left, right)
+
+
+def count_both(left: KStream[str, Any], right: KStream[str, Any]) -> None:
+    count_in_windows_that_close(left.merge(right))
+
+
+def pair_both_or_not(left: KStream[str, Any], right: KStream[str, Any]) -> None:
+    joined = left.left_join(
+        right,
+        lambda one, other: one + b":" + (other or b""),
+        windows=JoinWindows(milliseconds=2_000, grace=ms(3_000)),
+        value=serdes.raw,
+        store="pairs",
+    )
+    joined.to("out")
+
+
+def count_near(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(
+        SlidingWindows(milliseconds=4_000, grace=ms(4_000))
+    )
+    windows.count(store="counts", retention=ms(DAY_MS)).to_stream().to("out")
+
+
+def count_lasting(stream: KStream[str, Any]) -> None:
+    kept = Materialized("counts", ttl=ms(2_000))
+    stream.group_by_key().count(store=kept).to_stream().to("out")
 
 
 def grouped_elsewhere(

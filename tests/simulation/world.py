@@ -40,6 +40,7 @@ from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
 from tests.simulation.moves import Moves
 from tests.simulation.neighbour import Neighbour
+from tests.simulation.one_partition import OnePartition
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, CACHE, Program
@@ -446,6 +447,7 @@ class World(Stage[Process]):
         )
         if not self.group.members and decided and self.upkeep.is_readable:
             self._reset()
+            asleep.outlasts_reset = True
         self.start(self.random.choice(self._down()))
         self._let(self.random.choice(AWAKE_S))
         if not asleep.ended:
@@ -471,11 +473,14 @@ class World(Stage[Process]):
     def _new_answer(self) -> Answer:
         """Return the oracle of results, before the first record."""
         loose = self.program.loose if self._is_loose else None
+        alone = self.program.in_one_partition is not None
+        topology = answering(self.program)
         return (loose or self.program.answer)(
-            answering(self.program),
+            topology,
             self.program.driven,
-            self.partitions,
+            1 if alone else self.partitions,
             exactly_once=self.exactly_once,
+            order=OnePartition(topology.source_topics).put if alone else None,
         )
 
     def _end_the_rest(self) -> None:

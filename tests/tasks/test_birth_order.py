@@ -234,4 +234,4 @@ def test_records_in_memory_and_in_a_file_come_together() -> None:
     assert list(step.columns.keys) == [b"k2", b"k3", b"k4", b"k5", b"k6"]
     assert list(step.columns.timestamps) == [1, 2, 3, 4, 5]
     assert list(step.columns.stream_times) == [2, 3, 4, 5, 6]
-    assert step.columns.operator_times == [[2, 3, 4, 5, 6]]
+    assert step.columns.operator_times == [[2, 3, 4, 5, 6]], "all are late"
