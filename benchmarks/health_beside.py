@@ -43,7 +43,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.task_id import TaskId
 
@@ -83,6 +83,18 @@ class _Instance:
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         return NotOpen(f"{store} {partition} {hash_} is on the other instance")
+
+    def standby_view(
+        self,
+        store: str,
+        partition: int,
+        key_range: KeyRange,
+        max_staleness_ms: int,
+        *,
+        cut: bool,
+    ) -> OpenView | NotOpen:
+        asked = partition, key_range, max_staleness_ms, cut
+        return NotOpen(f"{store} {asked} has no standby")
 
     def views(self, _: str) -> list[OpenView | NotOpen]:
         return []

@@ -5,6 +5,7 @@ begins with them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_an_empty_host_begins_with_what_the_running_processes_have_published(
 ) -> None:
     counting = Counting.make(kafka, 2)
     url = str(tmp_path / "snapshots")
-    settings = {
+    settings: dict[str, Any] = {
         "processing_guarantee": guarantee,
         "commit_interval_ms": 100,
         "snapshots_dir": url,

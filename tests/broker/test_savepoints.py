@@ -18,6 +18,7 @@ from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import ConfigError, SnapshotError
 from tests.broker.counting import (
     Counting,
@@ -196,7 +197,7 @@ def test_a_savepoint_that_cannot_be_or_does_not_fit_is_refused_in_words(
     with counting.app(tmp_path / "state", snapshots_dir=url) as app:
         await_table(app, counting.write(KEYS[:50]))
         made = taken(cluster, counting, url, "full")
-        request = snapshot.Storage(url).read(f"{counting.application}/SAVEPOINT")
+        request = Storage(url).read(f"{counting.application}/SAVEPOINT")
         assert request is None
     with pytest.raises(SnapshotError, match=r"not all tasks .* 0_0, 0_1 of 2"):
         taken(cluster, counting, url, "nobody runs", wait_s=0.1)

@@ -73,7 +73,7 @@ class Process:
         for number in numbers:
             key = b"%d" % number
             if key_hash(key) in task.key_range:
-                put(state.stores["counts"], key, offset)  # type: ignore[arg-type]
+                put(state.stores["counts"], key, offset)
         state.changes()
         state.commit({"counts": offset}, true_ms=1)
 
