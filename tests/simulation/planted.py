@@ -801,10 +801,11 @@ PLANTED: dict[str, Planted] = {
     ),
     "the time of the lowest position": Planted(
         times.time_of_the_lowest,
-        15,
+        None,
         "a left join of streams behind two repartitions",
         AT_LEAST_ONCE,
         oracle="progress",
+        once="3399c042, 15",
     ),
     "a promise over waiting records": Planted(
         times.promised_over_waiting_records,
