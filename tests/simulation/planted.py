@@ -612,7 +612,7 @@ PLANTED: dict[str, Planted] = {
         _any_changelog, 15, "a join of streams", oracle="answers"
     ),
     "a hunt of before": Planted(
-        members.hunt_of_before, 20, "a count", oracle="members"
+        members.hunt_of_before, 105, "a count", oracle="members"
     ),
     "a hunt of everybody": Planted(members.hunt_of_all, 7, "a count", oracle="members"),
     "a table without the rows that were compacted": Planted(
