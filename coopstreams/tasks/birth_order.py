@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from sys import maxsize
 from tempfile import TemporaryFile
 
 from coopstreams.commit.record import Ahead
@@ -217,10 +218,14 @@ class BirthOrder:
         positions: Sequence[tuple[TopicPartition, Position]],
         folder: Path | None = None,
         in_memory_bytes: int = IN_MEMORY_BYTES,
+        *,
+        as_sent: bool = False,
     ) -> None:
         """Begin at these positions. `folder`: where records wait that have no room in
-        memory; None: where the system has temporary files.
+        memory; None: where the system has temporary files. `as_sent`: whether records
+        are taken as they come, each source at its own time.
         """
+        self._as_sent = as_sent
         self._files = _Files(folder)
         self._in_memory_bytes = in_memory_bytes
         self._sources = {
@@ -232,6 +237,11 @@ class BirthOrder:
             for source, at in positions
         }
         self._in_order = list(self._sources.items())
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of the sources."""
+        return [source.topic for source in self._sources]
 
     def received(self, source: TopicPartition) -> int:
         """Return the next offset of a source that was not taken in."""
@@ -281,9 +291,12 @@ class BirthOrder:
         if in_memory > self._in_memory_bytes and born.births[-1] > source.clock:
             born.store(self._files)
 
-    def reach(self, clock: int) -> None:
-        """Advance the clock of each source, of which nothing will be born earlier."""
-        for source in self._sources.values():
+    def reach(self, clock: int, *sources: TopicPartition) -> None:
+        """Advance the clock of these sources, else of all, of which nothing will be born
+        earlier.
+        """
+        for name in sources or self._sources:
+            source = self._sources[name]
             source.clock = max(source.clock, clock)
 
     def next(self, most: int, _now: float = 0.0) -> Step | None:
@@ -294,7 +307,7 @@ class BirthOrder:
         if found is None:
             clock = min(source.clock for _, source in self._in_order)
             for _, source in self._in_order:
-                source.release(clock)
+                source.release(maxsize if self._as_sent else clock)
             found = self._first_due()
             if found is None:
                 return self._told(clock)
@@ -365,7 +378,8 @@ class BirthOrder:
             if not source.untold:
                 continue
             source.untold = False
-            birth = max(clock, source.at.birth)
+            now = source.clock if self._as_sent else clock
+            birth = max(now, source.at.birth)
             source.at = Ahead(source.received, birth, source.received)
             return Step(
                 name,

@@ -171,6 +171,10 @@ class TaskSettings:
     """
     max_idle_ms: int = 0
     """The setting `max.task.idle.ms`."""
+    as_sent: bool = False
+    """Whether records are in the order of births as they come: the test driver's, with
+    one source partition.
+    """
     exactly_once: bool = True
     """Whether the state is exactly that of the committed positions; otherwise it may be
     later.
@@ -243,7 +247,7 @@ class Task:
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(
             store_times(program.subtopology, opened.progress),
-            by_birth=program.in_birth_order,
+            by_birth=program.in_birth_order and not settings.as_sent,
         )
         by_key = settings.by_key and program.keys_suffice
         self.program = self._bound(program, settings, by_key=by_key)
@@ -260,7 +264,7 @@ class Task:
                     part.operator_times,
                 )
         self.queues: SourceQueues | BirthOrder = (
-            BirthOrder(positions, services.folder)
+            BirthOrder(positions, services.folder, as_sent=settings.as_sent)
             if program.in_birth_order
             else SourceQueues(positions, settings.max_idle_ms)
         )

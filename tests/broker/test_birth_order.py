@@ -71,7 +71,9 @@ def in_birth_order(topics: dict[str, list[list[Row]]]) -> list[tuple[int, str, R
             for row in rows:
                 birth = max(birth, row[2])
                 born.append((birth, topic, row))
-    return sorted(born, key=lambda each: each[0])
+    # In the end all are silent: each topic then has the time of its latest record.
+    clock = min(max(at for rows in each for *_, at in rows) for each in topics.values())
+    return sorted((each for each in born if each[0] <= clock), key=lambda each: each[0])
 
 
 @dataclass

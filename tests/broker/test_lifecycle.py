@@ -308,7 +308,8 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
             120,
             lambda: str(app.status()),
         )
-        assert not paused(app)
+        # the status follows the calls
+        eventually(lambda: not paused(app), 120, lambda: str(app.status()))
 
 
 def both_work(apps: list[CoopStreams]) -> bool:
