@@ -196,7 +196,7 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyth
         super().__init__()
         self._tokens = tokens
 
-    def token(self) -> str:
+    def token(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return str(self._current()[0])
 
     def extensions(self) -> dict[str, str]:

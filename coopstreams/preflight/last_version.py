@@ -169,7 +169,7 @@ class LastVersion:
         """The id of the topic from which the record was read last; empty: there was no
         topic.
         """
-        self.level = 0
+        self.level: int = 0
         """The level of formats of the record (`format_level`); 0: there is none, or it
         was not read yet. It never falls while a process runs.
         """
@@ -200,7 +200,7 @@ class LastVersion:
             return None
         last = read_outline(told)
         noted = read_long(orjson.loads, told)
-        self.level = noted[_FORMAT]
+        self.level = noted[_FORMAT] or 0
         self.new_repartitions = frozenset(noted.get(_BEGUN, ()))
         self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)
