@@ -84,13 +84,16 @@ def marked(columns: Columns, name: str) -> list[tuple[int, str, bytes]]:
     """
     if columns.headers is None:
         return []
+    keys = columns.keys
+    values = columns.values
+    # The name is compared last: nearly every record has a key or a value.
     return [
         (index, headers[0][0], headers[0][1] or b"")
         for index, headers in enumerate(columns.headers)
         if headers
+        and keys[index] is None
+        and values[index] is None
         and headers[0][0].startswith(name)
-        and columns.keys[index] is None
-        and columns.values[index] is None
     ]
 
 

@@ -75,10 +75,14 @@ def births_in(
     left: list[Headers | None] = list(headers)
     found = False
     for at, given in enumerate(headers):
-        if not given or not given[-1][0].startswith(HEADER):
+        if not given:
             continue
-        check_version(given[-1][0], HEADER)
-        birth = given[-1][1]
+        name, birth = given[-1]
+        if name != HEADER:
+            # The usual name is compared once: this is done for each record.
+            if name.startswith(HEADER):
+                check_version(name, HEADER)
+            continue
         if birth is not None and len(birth) == _TIME.size:
             found = True
             births[at] = _TIME.unpack(birth)[0]
