@@ -131,7 +131,7 @@ def compiled(
         )
         for part in parts
     }
-    writers = writers_of(parts, topics.tasks) if timed else {}
+    writers = writers_of(timed, parts, topics.tasks)
     feeding = {} if config["ranges.before.windows"] else before_windows(parts, timed)
     return ResolvedTopology(
         topology,

@@ -98,7 +98,7 @@ from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
-from coopstreams.topology.graph.timed_topics import writers_of
+from coopstreams.topology.graph.timed_topics import timed_topics, writers_of
 from coopstreams.topology.graph.topic_patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
@@ -548,7 +548,8 @@ class TopologyTestDriver:
         """
         self._land()
         counts = self._create_topics(topics)
-        self._writers = writers_of(self.topology.subtopologies, counts)
+        parts = self.topology.subtopologies
+        self._writers = writers_of(timed_topics(parts), parts, counts)
         read = set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             if self._must_open(part, count):

@@ -57,7 +57,9 @@ class TimedTopics:
         if not self._timed or not all(name in self._state.topics for name in needed):
             return []
         sources = [self._state.topic(part.topics[0]) for part in self._parts]
-        writers = writers_of(self._parts, [len(each.partitions) for each in sources])
+        writers = writers_of(
+            self._timed, self._parts, [len(each.partitions) for each in sources]
+        )
         return [
             problem
             for topic, count in writers.items()

@@ -155,14 +155,16 @@ def test_topics_in_front_of_what_depends_on_time(
     write(builder)
     parts = builder.build().subtopologies
     assert timed_topics(parts) == timed
-    assert writers_of(parts, [3 + part.id for part in parts]).keys() == timed
+    tasks = [3 + part.id for part in parts]
+    assert writers_of(frozenset(timed), parts, tasks).keys() == timed
 
 
 def test_the_writers_of_a_topic_are_the_tasks_in_front_of_it() -> None:
     builder = StreamsBuilder("app")
     two_topics_in_a_row(builder)
     counts_of_tasks = [4, 2, 3]
-    assert writers_of(builder.build().subtopologies, counts_of_tasks) == {
+    parts = builder.build().subtopologies
+    assert writers_of(timed_topics(parts), parts, counts_of_tasks) == {
         "app-first-repartition": 4,
         "app-second-repartition": 2,
     }

@@ -110,12 +110,15 @@ def reads_in_birth_order(part: SubTopology, timed: frozenset[str]) -> bool:
     return not timed.isdisjoint(part.topics) and not _may_follow_a_clock(part)
 
 
-def writers_of(parts: Sequence[SubTopology], tasks: Sequence[int]) -> dict[str, int]:
+def writers_of(
+    timed: frozenset[str],
+    parts: Iterable[SubTopology],
+    tasks: Iterable[int],
+) -> dict[str, int]:
     """Return, for each timed topic, the number of source partitions of its writers.
 
     `tasks`: the number of partitions of each sub-topology.
     """
-    timed = timed_topics(parts)
     return {
         topic: count
         for part, count in zip(parts, tasks, strict=True)
