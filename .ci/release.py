@@ -228,12 +228,14 @@ def try_all() -> None:
         raise SystemExit(f"release: no Python of {', '.join(PYTHONS)} is here")
     with tempfile.TemporaryDirectory(prefix="coopstreams-try-") as folder:
         home = Path(folder)
+        pythons = {
+            name: installed(path, home / name, f"[dev]=={version}")
+            for name, path in found.items()
+        }
         try:
-            for name, path in found.items():
-                python = installed(path, home / name, f"[dev]=={version}")
+            for name, python in pythons.items():
                 print(f"Python {name}: {tried(python, home, native=True)}", flush=True)
-            name, path = next(iter(found.items()))
-            python = home / name / "bin" / "python"
+            name, python = next(iter(pythons.items()))
             run(python, "-m", "pip", "uninstall", "--yes", "coopstreams-native")
             print(f"Python {name}: {tried(python, home, native=False)}", flush=True)
         finally:
