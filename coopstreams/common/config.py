@@ -226,27 +226,28 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "ranges.before.windows": (
         boolean,
         False,
-        "Whether partitions are split, too, whose records go through a repartition topic into stream joins, windows "
-        "without a clock or other state that expires. Ranges that read a backlog at different speeds make each other's "
+        "Whether partitions are split, too, whose records go through a repartition topic into joins, windows or other "
+        "state that expires, and these have no clock. Ranges that read a backlog at different speeds make each other's "
         "records late there.",
     ),
     "repartition.idle.ms": (
         integer(1),
         5000,
-        "Silence of a source partition in front of a repartition topic with windows behind it, after which the others' "
-        "time counts for it, too: records that come later may be late.",
+        "Silence of a source partition in front of a repartition topic whose readers have a clock, after which the "
+        "others' time counts for it, too: records that come later may be late.",
     ),
     "max.time.skew.ms": (
         integer(0),
         None,
-        "How far a source partition in front of a repartition topic with windows behind it may be ahead of the slowest: "
-        "above that it is not read on. Default: any distance. Then windows keep what comes in between.",
+        "How far a source partition in front of a repartition topic whose readers have a clock may be ahead of the "
+        "slowest: above that it is not read on. Default: any distance. Then windows keep what comes in between, and "
+        "what is taken in the order of births waits.",
     ),
     "time.mark.interval.ms": (
         integer(0),
         200,
-        "Least time between two marks by which a task tells the readers of a repartition topic in front of windows "
-        "how far its time has come.",
+        "Least time between two marks by which a task tells the readers of a repartition topic that have a clock how "
+        "far its time has come.",
     ),
     "processing.guarantee": (
         one_of(AT_LEAST_ONCE, EXACTLY_ONCE),
