@@ -200,7 +200,7 @@ class LastVersion:
             return None
         last = read_outline(told)
         noted = read_long(orjson.loads, told)
-        self.level = noted[_FORMAT] or 0
+        self.level = noted[_FORMAT]
         self.new_repartitions = frozenset(noted.get(_BEGUN, ()))
         self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)
