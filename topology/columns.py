@@ -87,6 +87,11 @@ class Columns:
         return len(self.keys)
 
     @property
+    def born(self) -> Int64s:
+        """The birth of each record; of a topic that is not timed, its timestamp."""
+        return self.timestamps if self.births is None else self.births
+
+    @property
     def earliest(self) -> int:
         """The smallest timestamp. There must be at least one record."""
         # Where the stream times are the timestamps, these ascend: the usual case.
@@ -161,7 +166,7 @@ def joined(some: Iterable[Columns]) -> Columns:
     if any(part.births is not None for part in parts):
         births = []
         for part in parts:
-            births += part.timestamps if part.births is None else part.births
+            births += part.born
     operator_times = zip(*(part.operator_times for part in parts), strict=True)
     return Columns(
         chained("keys"),

@@ -330,7 +330,7 @@ class Progress:
             if len(segments) > 1
             else [0] * again
         )
-        births = columns.timestamps if columns.births is None else columns.births
+        births = columns.born
         keep = []
         for i, hash_ in enumerate(hashes):
             segment = segments[bisect_left(ends, hash_)]

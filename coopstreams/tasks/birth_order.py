@@ -120,7 +120,7 @@ class _Born:
     @staticmethod
     def of(columns: Columns) -> _Born:
         """Return records, given in the order of offsets, in the order of births."""
-        births = columns.timestamps if columns.births is None else columns.births
+        births = columns.born
         first = columns.offsets[0]
         # Their times come when they are taken; until then no column is carried for them.
         columns = replace(columns, stream_times=columns.timestamps, operator_times=())
@@ -225,7 +225,7 @@ class BirthOrder:
         memory; None: where the system has temporary files. `as_sent`: whether records
         are taken as they come, each source at its own time.
         """
-        self._as_sent = as_sent
+        self.as_sent = as_sent
         self._files = _Files(folder)
         self._in_memory_bytes = in_memory_bytes
         self._sources = {
@@ -237,11 +237,6 @@ class BirthOrder:
             for source, at in positions
         }
         self._in_order = list(self._sources.items())
-
-    @property
-    def topics(self) -> list[str]:
-        """The topics of the sources."""
-        return [source.topic for source in self._sources]
 
     def received(self, source: TopicPartition) -> int:
         """Return the next offset of a source that was not taken in."""
@@ -307,7 +302,7 @@ class BirthOrder:
         if found is None:
             clock = min(source.clock for _, source in self._in_order)
             for _, source in self._in_order:
-                source.release(maxsize if self._as_sent else clock)
+                source.release(maxsize if self.as_sent else clock)
             found = self._first_due()
             if found is None:
                 return self._told(clock)
@@ -378,7 +373,7 @@ class BirthOrder:
             if not source.untold:
                 continue
             source.untold = False
-            now = source.clock if self._as_sent else clock
+            now = source.clock if self.as_sent else clock
             birth = max(now, source.at.birth)
             source.at = Ahead(source.received, birth, source.received)
             return Step(

@@ -242,7 +242,6 @@ class Task:
         """Until when the task, which is being closed, waits for its calls at the longest
         (`Host.now`); None: it does not wait.
         """
-        self._in_birth_order = program.in_birth_order
         self.progress.in_birth_order = program.in_birth_order
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(
@@ -270,7 +269,7 @@ class Task:
         )
         self.timed = bool(program.timed_sinks)
         """Whether the task writes to timed topics."""
-        self.promises = self.timed and not (program.clocked or program.in_birth_order)
+        self.promises = self.timed and not program.timed_sources
         """Whether the task promises times to readers while its sources are silent."""
         keeps_promises = self.timed and not program.in_birth_order
         self._reached_later = {
@@ -410,7 +409,7 @@ class Task:
 
     def add(self, batch: RecordBatch) -> None:
         """Queue a batch of records that the reader has fetched."""
-        if self._in_birth_order:
+        if self.progress.in_birth_order:
             unseen = self.progress.unseen(batch.partition, batch.columns)
             batch = replace(batch, columns=unseen)
         if batch.partition in self._reached_later:
@@ -492,7 +491,7 @@ class Task:
         self._at = step
         columns = (
             step.columns
-            if self.calls is not None or self._in_birth_order
+            if self.calls is not None or self.progress.in_birth_order
             else self.progress.unseen(step.source, step.columns)
         )
         if len(columns):

@@ -344,7 +344,7 @@ class TaskFigures:
             None if task.calls is None else CallFigures.of(task.calls),
             {
                 source: progress.read_to(source)
-                for source in task.sources
+                for source in (task.sources if progress.in_birth_order else ())
                 if progress.read_to(source) > progress.position(source).offset
             },
         )

@@ -25,7 +25,7 @@ get its time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -724,6 +724,9 @@ class TopologyTestDriver:
             *(state.stores[name] for name in state.stores.keys() - native.keys())
         )
         session = self._sinks.session(program.subtopology, task_id.partition)
+        # With one source partition nobody is behind: as in Kafka Streams' driver.
+        topics = program.subtopology.topics
+        as_sent = all(self._writers.get(topic) == 1 for topic in topics)
         task = Task(
             Incarnation(
                 task_id,
@@ -739,7 +742,7 @@ class TopologyTestDriver:
                 caching=self._caching,
                 by_key=self._held is not None,
                 max_idle_ms=self._config["max.task.idle.ms"],
-                as_sent=self._comes_as_sent(program.subtopology.topics),
+                as_sent=as_sent,
             ),
             TaskServices(
                 partitions=self._count,
@@ -751,8 +754,7 @@ class TopologyTestDriver:
         task.begin()
         # Behind a clock, tasks of one partition have no record to do in turn.
         task.program.elsewhere = bool(program.idle_ms) or (
-            program.in_birth_order
-            and not self._comes_as_sent(program.subtopology.topics)
+            program.in_birth_order and not as_sent
         )
         if self._held is not None:
             task.program.elsewhere |= task.calls is not None and program.keys_suffice
@@ -835,7 +837,7 @@ class TopologyTestDriver:
         self._more |= {source for source in at_hand if source.topic in unread}
         found: dict[TopicPartition, Position] = {}
         for runs in self._reader.one_by_one(unread):
-            self._pass_on(runs)
+            self._tell_births(runs)
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
@@ -851,25 +853,18 @@ class TopologyTestDriver:
             at_hand |= as_written(found, written, self._partitions)
         self._fetched = len(self._forwarded)
 
-    def _pass_on(self, runs: Sequence[RecordBatch]) -> None:
-        """Tell the tasks of a partition of a timed topic, if they take records as they
-        are sent, the birth of its last record. `runs`: the batches of all key ranges.
+    def _tell_births(self, runs: Sequence[RecordBatch]) -> None:
+        """Tell all tasks of a partition that take records as they are sent the birth of
+        its last record. `runs`: the batches of all key ranges.
         """
-        born = [
-            max(columns.timestamps if columns.births is None else columns.births)
-            for columns in (run.columns for run in runs)
-            if len(columns)
-        ]
+        queues = self._tasks[runs[0].partition][0].queues
+        if not isinstance(queues, BirthOrder) or not queues.as_sent:
+            return
+        born = [birth for run in runs for birth in run.columns.born]
         for run in runs if born else ():
             queues = self._tasks[run.partition][run.slot].queues
-            if isinstance(queues, BirthOrder) and self._comes_as_sent(queues.topics):
-                queues.reach(max(born), run.partition)
-
-    def _comes_as_sent(self, topics: Iterable[str]) -> bool:
-        """Return whether each of these timed topics has one source partition only: as in
-        Kafka Streams' driver, nobody is behind.
-        """
-        return all(self._writers.get(topic) == 1 for topic in topics)
+            assert isinstance(queues, BirthOrder)
+            queues.reach(max(born), run.partition)
 
     def _release(self) -> None:
         """Let partitions read their next record once their last one, with all that

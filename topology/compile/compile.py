@@ -129,8 +129,8 @@ def compile_subtopology(
     )
     if timed is None:
         timed = timed_topics(topology.subtopologies)
+    timed_sources = timed & frozenset(subtopology.topics)
     in_birth_order = reads_in_birth_order(subtopology, timed)
-    clocked = not (timed.isdisjoint(subtopology.topics) or in_birth_order)
     title = f"{topology.application_id} sub-topology {subtopology.id}"
     compilation = _Compilation(
         title,
@@ -140,7 +140,7 @@ def compile_subtopology(
         parts,
         may_drop,
         timed,
-        clocked,
+        clocked=bool(timed_sources) and not in_birth_order,
     )
     first = ahead_of_calls(subtopology)
     ahead = None
@@ -164,8 +164,7 @@ def compile_subtopology(
             for topic, source in sources.items()
             if source.idle_ms is not None
         },
-        clocked=clocked,
-        timed_sources=timed & frozenset(subtopology.topics),
+        timed_sources=timed_sources,
         in_birth_order=in_birth_order,
         timed_sinks={
             node.topic: node.name

@@ -105,10 +105,6 @@ class Program:
     """The silence after which a topic's stream time advances. If any topic has one,
     tasks of whole partitions get operator times as well.
     """
-    clocked: bool = False
-    """Whether the clock of its timed topic is the time of all its operators: see
-    `timed_topics`.
-    """
     timed_sources: frozenset[str] = frozenset()
     """The timed topics that it reads, whose records have births."""
     in_birth_order: bool = False
@@ -119,6 +115,13 @@ class Program:
     """The timed topics that it writes, with births and time marks, and the node that
     writes each.
     """
+
+    @property
+    def clocked(self) -> bool:
+        """Whether the clock of its timed topic is the time of all its operators: see
+        `timed_topics`.
+        """
+        return bool(self.timed_sources) and not self.in_birth_order
 
     @property
     def told_times(self) -> bool:
@@ -312,11 +315,7 @@ class BoundProgram:
             if nodes
             else ()
         )
-        births = (
-            (columns.timestamps if columns.births is None else columns.births,)
-            if self._clocked
-            else ()
-        )
+        births = (columns.born,) if self._clocked else ()
         values = iter(columns.values)
         self._cursor = values
         keys: Iterable[bytes | None] = (
