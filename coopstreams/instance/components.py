@@ -53,7 +53,7 @@ from coopstreams.opening.position_check import PositionCheck
 from coopstreams.opening.restores import Restores
 from coopstreams.opening.seeding import Seeding
 from coopstreams.opening.sink_openings import SinkOpenings
-from coopstreams.opening.standbys import StandbyFigures, Standbys
+from coopstreams.opening.standbys import StandbyFigures, Standbys, can_stand_by
 from coopstreams.preflight.last_version import LastVersion
 from coopstreams.preflight.resolution import resolve_at_start
 from coopstreams.preflight.schema_checks import schemas_bound
@@ -339,6 +339,7 @@ class Components:
         return HeldRows(
             self.databases,
             self.directory.partitions(),
+            can_stand_by(self.plan.topology.subtopologies),
             self.plan.config["acceptable.recovery.lag"],
             standing,
             standbys,

@@ -4,12 +4,16 @@ when their next owner has caught up, and how far its standbys are behind.
 Invariant: a task of which this is not known counts as one with many rows if its database
 was on the disk at the start: an owner that has started again is still restoring, and its
 tasks must not move to a process without their rows meanwhile.
+Invariant: a task that can have no standby has few rows, whatever is on the disk: another
+version of the topology may have left the database of a sub-topology with its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import starmap
 
+from coopstreams.group.claims import task_partition_of
 from coopstreams.group.members import TaskPartition, Warmth
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.opening.standbys import StandbyFigures, has_standby
@@ -28,15 +32,19 @@ class HeldRows:
         self,
         databases: Databases,
         found: Iterable[tuple[int, int]],
+        can_stand_by: Collection[int],
         acceptable: int,
         standing: Callable[[], Standing],
         standbys: Callable[[], Mapping[TaskId, StandbyFigures]],
     ) -> None:
         """`found`: the sub-topologies and partitions with a database on the disk at the
-        start; `acceptable`: the most changelog records that a task restores on the way.
+        start; `can_stand_by`: the sub-topologies whose tasks can have standbys;
+        `acceptable`: the most changelog records that a task restores on the way.
         """
         self._databases = databases
-        self._found = frozenset(TaskPartition(*at) for at in found)
+        self._found = frozenset(
+            at for at in starmap(TaskPartition, found) if at.subtopology in can_stand_by
+        )
         self._acceptable = acceptable
         self._standing = standing
         self._standbys = standbys
@@ -64,9 +72,7 @@ class HeldRows:
             tuple(
                 task
                 for task in held
-                if known.get(
-                    task, TaskPartition(task.subtopology, task.partition) in self._found
-                )
+                if known.get(task, task_partition_of(task) in self._found)
             ),
             tuple(task for task, each in sorted(standbys.items()) if each.ready),
             tuple(

@@ -11,7 +11,7 @@ from coopstreams.group.format_level import LEVEL
 from coopstreams.group.members import Cluster, MemberInfo, Runs
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.stream_threads import StreamThreads
-from coopstreams.opening.standbys import has_standby
+from coopstreams.opening.standbys import can_stand_by
 
 ENDING_CHARACTERS = 500
 """The most characters of an error that all members of the group get: brokers limit the
@@ -72,11 +72,7 @@ class Presence:
             topology=self._announced(),
             leaving=self.leaving,
             rack=str(self._plan.config.client.get("client.rack", "")),
-            stands_by=tuple(
-                part.id
-                for part in self._plan.topology.subtopologies
-                if any(has_standby(spec) for spec in part.stores)
-            ),
+            stands_by=can_stand_by(self._plan.topology.subtopologies),
             level=LEVEL,
         )
 

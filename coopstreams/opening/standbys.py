@@ -41,6 +41,7 @@ from coopstreams.state.directory import Databases
 from coopstreams.state.layout import groups_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, StateError
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -384,3 +385,12 @@ def _true_ms(standby: _Standby, groups: KeyGroups) -> int:
 def has_standby(spec: StoreSpec) -> bool:
     """Return whether a store can have standbys: it has a changelog of its own."""
     return spec.logged and spec.source is None
+
+
+def can_stand_by(subtopologies: Iterable[SubTopology]) -> tuple[int, ...]:
+    """Return the numbers of the sub-topologies with a store that can have standbys."""
+    return tuple(
+        part.id
+        for part in subtopologies
+        if any(has_standby(spec) for spec in part.stores)
+    )

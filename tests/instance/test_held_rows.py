@@ -13,7 +13,7 @@ import pytest
 from coopstreams.group.members import Warmth
 from coopstreams.instance.held_rows import HeldRows
 from coopstreams.instance.task_registry import Standing, State
-from coopstreams.opening.standbys import StandbyFigures
+from coopstreams.opening.standbys import StandbyFigures, can_stand_by
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.layout import groups_of
@@ -24,6 +24,7 @@ from coopstreams.topology.task_id import TaskId
 
 LOW, HIGH = (TaskId(0, 0, part) for part in KeyRange.split(2))
 OTHER = TaskId(0, 1, WHOLE)
+WITHOUT_STORES = TaskId(1, 0, WHOLE)
 RUNS = cast(Any, object())
 """A task that runs: only that there is one is asked."""
 
@@ -35,6 +36,7 @@ class Process:
         builder = StreamsBuilder("app")
         numbers = builder.stream("in", key=text, value=int64)
         numbers.group_by_key().count(store="counts")
+        builder.stream("letters", key=text, value=text).to("copied")
         parts = {part.id: part for part in builder.build().subtopologies}
         self._databases = Databases(directory, parts, 1 << 30)
         self.states: dict[TaskId, State] = {}
@@ -42,6 +44,7 @@ class Process:
         self.rows = HeldRows(
             self._databases,
             found,
+            can_stand_by(parts.values()),
             100,
             lambda: Standing(
                 states=dict(self.states),
@@ -108,6 +111,13 @@ def test_after_a_restart_what_was_on_the_disk_counts_as_heavy_until_it_is_known(
     process.states = {LOW: State.RUNNING}
     process.rows.look()
     assert not process.rows.warmth((LOW,)).heavy
+
+
+def test_a_database_of_another_version_makes_no_task_heavy_that_can_have_no_standby(
+    directory: StateDirectory,
+) -> None:
+    process = Process(directory, [(0, 0), (1, 0)])
+    assert process.rows.warmth((LOW, WITHOUT_STORES)).heavy == (LOW,)
 
 
 def test_of_standbys_it_is_said_how_far_they_are_and_which_are_ready(

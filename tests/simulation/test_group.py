@@ -44,6 +44,10 @@ BEHIND = 99_302_435
 """A seed with a machine whose clock is set back by an hour, and which restores a table
 from a topic that was compacted ahead of the group.
 """
+ANOTHER_VERSION = (209, "a count behind a repartition", EXACTLY_ONCE)
+"""A history whose processes have databases of another version of the topology, in which
+their sub-topologies had other numbers.
+"""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
@@ -77,6 +81,13 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("first", "last", "steps"), PARTS)
 def test_histories_are_right(first: int, last: int, steps: int) -> None:
     done = simulate("--seeds", f"{first}..{last}", "--steps", str(steps))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_database_of_another_version_holds_no_move() -> None:
+    seed, program, guarantee = ANOTHER_VERSION
+    of_program = ("--program", program, "--guarantee", guarantee)
+    done = simulate("--seeds", f"{seed}..{seed + 1}", *of_program)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
