@@ -19,7 +19,6 @@ from coopstreams.instance.task_registry import Standing, State
 from coopstreams.opening.standbys import StandbyFigures, has_standby
 from coopstreams.state.directory import Databases
 from coopstreams.state.layout import groups_of
-from coopstreams.topology.errors import StateError
 from coopstreams.topology.task_id import TaskId
 
 
@@ -83,9 +82,8 @@ class HeldRows:
         )
 
     def _is_heavy(self, task: TaskId, before: bool | None) -> bool | None:
-        try:
-            database = self._databases.enter(task)
-        except StateError:  # it was closed meanwhile, and cannot be opened again
+        database = self._databases.borrow(task)
+        if database is None:  # it was closed meanwhile
             return before
         try:
             groups = groups_of(task.key_range)

@@ -63,6 +63,10 @@ class Process:
         at = Checkpoint(*groups_of(task.key_range), offset)
         database.write([], {"counts": [at]})
 
+    def close(self, task: TaskId) -> None:
+        """Have the database of a task closed."""
+        self._databases.leave(task)
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[StateDirectory]:
@@ -97,6 +101,17 @@ def test_what_was_heavy_stays_so_while_it_is_closed_and_opened_again(
     process.states = {}
     process.rows.look()
     assert not process.rows.warmth((HIGH,)).heavy, "what is known of it is forgotten"
+
+
+def test_a_database_that_was_closed_meanwhile_is_not_opened_to_be_measured(
+    directory: StateDirectory,
+) -> None:
+    process = Process(directory, [])
+    process.states = {HIGH: State.RUNNING}
+    process.reach(HIGH, 101)
+    process.close(HIGH)
+    process.rows.look()
+    assert process.rows.warmth((HIGH,)) == Warmth(), "it was measured"
 
 
 def test_after_a_restart_what_was_on_the_disk_counts_as_heavy_until_it_is_known(
