@@ -213,29 +213,32 @@ class Views:
         """Return the views of key ranges of standbys, and for each other range why it
         cannot be read.
         """
-        closed: list[str] = []
-        opened = self._open.setdefault((store, -1), [])
-        for partition, key_range in ranges:
-            view = self._backend.standby_view(
+        views = (
+            self._backend.standby_view(
                 store,
                 partition,
                 key_range,
                 self._stale_ms or 0,
                 cut=True,
             )
-            if isinstance(view, NotOpen):
-                closed.append(view.message)
-            else:
-                opened.append((self._stack.enter_context(view), {}))
-        return [view for view, _ in opened], closed
+            for partition, key_range in ranges
+        )
+        return self._entered(store, views)
 
     def all_of(self, store: str) -> tuple[list[OpenView], list[str]]:
         """Return the views of all open tasks of a store, and for each other task why it
         is not open.
         """
+        return self._entered(store, self._backend.views(store))
+
+    def _entered(
+        self,
+        store: str,
+        views: Iterable[OpenView | NotOpen],
+    ) -> tuple[list[OpenView], list[str]]:
         closed: list[str] = []
         opened = self._open.setdefault((store, -1), [])
-        for view in self._backend.views(store):
+        for view in views:
             if isinstance(view, NotOpen):
                 closed.append(view.message)
             else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from coopstreams.query.backend import Peer, Placement, StoreInfo
 from coopstreams.query.formats import show_key
-from coopstreams.query.router import KeyLocation, owner_of
+from coopstreams.query.router import KeyLocation, owner_of, stands_by
 from coopstreams.status.model import (
     DealtTopics,
     InstanceStatus,
@@ -111,12 +111,7 @@ def key_metadata(
         tuple(
             KeyStandby(instance.id, instance.url)
             for instance in placement.instances
-            if any(
-                (standby.subtopology, standby.partition)
-                == (store.subtopology, at.partition)
-                and at.hash in standby.key_range
-                for standby in instance.standbys
-            )
+            if stands_by(instance, store, at)
         ),
     )
 

@@ -153,14 +153,18 @@ def standbys_of(
         for instance in placement.instances
         if (asked == "any" or instance.id == placement.here)
         and (instance.url is not None or instance.id == placement.here)
-        and any(
-            (standby.subtopology, standby.partition)
-            == (store.subtopology, at.partition)
-            and at.hash in standby.key_range
-            for standby in instance.standbys
-        )
+        and stands_by(instance, store, at)
     ]
     return sorted(found, key=lambda peer: (peer.id != placement.here, peer.id))
+
+
+def stands_by(instance: Peer, store: StoreInfo, at: KeyLocation) -> bool:
+    """Return whether an instance has a standby of a key's range."""
+    return any(
+        (standby.subtopology, standby.partition) == (store.subtopology, at.partition)
+        and at.hash in standby.key_range
+        for standby in instance.standbys
+    )
 
 
 def stand_in(

@@ -132,14 +132,13 @@ class QueryService:
         store = query.store
         (wanted,) = await self.read(lambda: lookups(query, self.limits.max_keys))
 
-        async def ask(
-            instance: Peer | None, suffix: str, stale_ms: int | None
-        ) -> bytes:
+        async def ask(instance: Peer | None, stale_ms: int | None = None) -> bytes:
             if instance is None:
                 return await self._run(
                     self._gets,
                     lambda: self._local.one(query, wanted, stale_ms),
                 )
+            suffix = query.suffix if stale_ms is None else query.stale_suffix
             path = f"{query.what}/{path_text(wanted.text)}{suffix}"
             return await self._peers.ask(
                 instance,
@@ -152,17 +151,13 @@ class QueryService:
             placement = self.backend.placement()
             try:
                 owner = instance_to_ask(placement, store, wanted.at, query.asked)
-                return await ask(owner, query.suffix, None)
+                return await ask(owner)
             except QueryError as error:
                 return await self._or_stale(
                     query,
                     wanted,
                     error,
-                    lambda instance: ask(
-                        instance,
-                        query.stale_suffix,
-                        query.max_staleness_ms,
-                    ),
+                    lambda instance: ask(instance, query.max_staleness_ms),
                 )
 
         return await self._settled(attempt, query.asked)
