@@ -133,17 +133,18 @@ def remove(
     settings = connection(bootstrap_servers, config)
     with GroupAdmin(settings, group) as admin:
         unknown = admin.remove(instances)
+        for instance in instances:
+            if instance not in unknown:
+                typer.echo(f"{instance} is removed")
+        if not unknown:
+            return
         known = sorted(
             member.instance for member in admin.describe().members if member.instance
         )
-    for instance in instances:
-        if instance not in unknown:
-            typer.echo(f"{instance} is removed")
-    if unknown:
-        listed = ", ".join(known) or "none"
-        raise ConfigError(
-            f"group {group} has no static member {', '.join(unknown)}; it has {listed}"
-        )
+    listed = ", ".join(known) or "none"
+    raise ConfigError(
+        f"group {group} has no static member {', '.join(unknown)}; it has {listed}"
+    )
 
 
 def reset_targets(
