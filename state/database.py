@@ -533,8 +533,6 @@ class EngineStores:
             )
             for family, of_family in files.items():
                 self._make(family)
-                for at in checkpoints:  # a family that was made now had no version
-                    self._versions.note(self._vanishing(family, at.groups))
                 self._ingest(family, of_family)
             self._write([], {store: known.put(checkpoints)})
 
@@ -757,6 +755,7 @@ class EngineStores:
         known = layout.parse_segment_family(family)
         if known is not None and known[1] not in self._segments.get(known[0], ()):
             self._engine.create(family)
+            self._versions.made(family)
             self._segments.setdefault(known[0], set()).add(known[1])
 
     def _expire(self, spec: StoreSpec) -> None:
@@ -773,7 +772,9 @@ class EngineStores:
         for segment in [
             segment for segment in self._segments[spec.name] if segment < oldest
         ]:
-            self._engine.drop(layout.segment_family(spec.name, segment))
+            family = layout.segment_family(spec.name, segment)
+            self._engine.drop(family)
+            self._versions.dropped(family)
             self._segments[spec.name].discard(segment)
 
     def _check_shape(self, spec: StoreSpec) -> None:

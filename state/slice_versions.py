@@ -35,6 +35,16 @@ class SliceVersions:
         known = self._of.get(family)
         return self._first if known is None else known[group // SLICE_GROUPS]
 
+    def made(self, family: str) -> None:
+        """Note that a family was made, which may have had other rows before."""
+        self._of[family] = [_next()] * SLICES
+
+    def dropped(self, family: str) -> None:
+        """Forget a family that is gone: segments come and go for as long as a process
+        runs.
+        """
+        self._of.pop(family, None)
+
     def note(self, change: Change) -> None:
         """Note a change of a family, before it is written."""
         slices = {group // SLICE_GROUPS for group in set(map(_group, change.keys))}

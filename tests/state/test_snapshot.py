@@ -686,6 +686,34 @@ def test_equal_versions_mean_equal_rows(
             assert seen.setdefault((piece.first, version), now) == now
 
 
+def test_a_segment_that_is_made_anew_has_versions_of_its_own() -> None:
+    database = Database(Memory(), [WINDOWS])
+    segment = layout.segment_family("windows", 0)
+    first, last = (bytes([group]) + b"key" for group in (0, 255))
+    hour_ms = 3_600_000
+
+    def found() -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return the rows of the first slice, by version."""
+        ((_, families),) = database.as_of_now("windows", KeyGroups(0, 7))
+        return {version: list(rows or ()) for _, version, rows in families}
+
+    database.write(
+        [Change(segment, [first, last], [b"row", b"row"])],
+        {"windows": [Checkpoint(0, 255, 1, 0)]},
+    )
+    (before,) = found()
+    database.write([], {"windows": [Checkpoint(0, 255, 2, hour_ms)]})
+    assert found() == {}, "it has expired"
+    database.drop(KeyGroups(0, 255))  # the task leaves, and begins at an older snapshot
+    database.write(
+        [Change(segment, [last], [b"row"])],
+        {"windows": [Checkpoint(0, 255, 1, 0)]},
+    )
+    ((after, rows),) = found().items()
+    assert rows == []
+    assert after != before
+
+
 def test_a_manifest_of_a_newer_coopstreams_is_not_swept(url: str) -> None:
     for run in ("run-1", "run-2"):
         snapshot.publish(url, manifest_of({}, run))
