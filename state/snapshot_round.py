@@ -306,24 +306,23 @@ def assembled(
 ) -> Manifest:
     """Return a copy of the manifest `of`, which has no stores yet, with the new slices
     (`found`), and the older manifest's slices that still fit the topology and the
-    changelogs (`now`).
+    changelogs (`now`). A store whose changelog does not exist is left out.
     """
     stores: dict[str, StoreSlices] = {}
-    for name, spec in specs.items():
+    for name, topic in now.items():
         new = found.get(name, ())
         before = older.stores.get(name) if older is not None else None
         kept = (
             before.slices
-            if before is not None and not misfit(before, spec, now[name])
+            if before is not None and not misfit(before, specs[name], topic)
             else ()
         )
         if new or kept:
-            topic = now[name]
             stores[name] = StoreSlices(
                 topic.topic,
                 topic.topic_id,
                 topic.partitions,
-                shape_of(spec),
+                shape_of(specs[name]),
                 merged(kept, new),
             )
     return replace(of, stores=stores)

@@ -261,16 +261,10 @@ class Rebuilder:
             older = None
         counts = self._log.partitions()
         topics = {name: self._changelog(spec) for name, spec in self._specs.items()}
-        specs = {
-            name: spec for name, spec in self._specs.items() if topics[name] in counts
-        }
         now = {
-            name: Changelog(
-                topics[name],
-                self._log.topic_id(topics[name]),
-                counts[topics[name]],
-            )
-            for name in specs
+            name: Changelog(topic, self._log.topic_id(topic), counts[topic])
+            for name, topic in topics.items()
+            if topic in counts
         }
         if changed := sorted(
             each.topic
@@ -295,7 +289,7 @@ class Rebuilder:
             "rebuild",
             self._host.wall_ms(),
         )
-        manifest = assembled(new, older, found, specs, now)
+        manifest = assembled(new, older, found, self._specs, now)
         snapshot.publish(self._url, manifest)
         self._lease.give_back()
         return manifest

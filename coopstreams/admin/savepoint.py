@@ -190,11 +190,16 @@ class Savepoints:
         """Return the manifest of these parts.
 
         Raises:
-            SnapshotError: a changelog or a source was made anew meanwhile.
+            SnapshotError: a changelog or a source was deleted or made anew meanwhile.
         """
         specs = logged(self._topology)
         topics = {name: changelog_topic(self._application, name) for name in specs}
         counts = self._log.partitions(list(topics.values()))
+        if gone := sorted(set(topics.values()) - counts.keys()):
+            raise SnapshotError(
+                f"{', '.join(gone)}: deleted while the savepoint was taken; the next start of {self._application} says "
+                "what is lost, and the cures"
+            )
         now = {
             name: Changelog(topic, self._log.topic_id(topic), counts[topic])
             for name, topic in topics.items()

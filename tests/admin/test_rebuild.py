@@ -164,6 +164,7 @@ def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
         )["counts"]
     }
     assert assembled(ANEW, older(a=kept), {}, changed, NOW).stores == {}
+    assert assembled(ANEW, older(a=kept), {}, specs, {}).stores == {}
     assert assembled(ANEW, None, {"counts": [new]}, specs, NOW).stores[
         "counts"
     ].slices == (new,)
