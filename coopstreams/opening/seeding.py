@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -140,18 +140,22 @@ class Seeding:
             LogError: the brokers do not answer; FencedError: another process seeds the
             application: start again.
         """
-        manifest = snapshot.load_savepoint(self._url, name)
-        segments = self._segments(manifest)
         with (
             GroupAdmin(self._config.client, self._application) as group,
             closing(Follower(self._log, self._application)) as follower,
         ):
-            if any(group.committed(segments).values()):
+            positions = group.committed()
+            if any(
+                found is not None and at.topic in self._source_topics
+                for at, found in positions.items()
+            ):
                 log.info(
                     "it has positions already: nothing is taken from savepoint %s", name
                 )
                 return
-            self._check(manifest, name)
+            manifest = snapshot.load_savepoint(self._url, name)
+            segments = self._segments(manifest)
+            self._check(manifest, {at.topic for at in segments}, name)
             lease = Lease(self._url, manifest.application, self._host.wall_ms)
             lease.take(manifest.run)
             # From here on no other process seeds it.
@@ -218,7 +222,12 @@ class Seeding:
         topics = frozenset({*changelogs, *self._source_topics, COMMIT_TOPIC})
         return self._log.writer(f"{self._application}-savepoint", lambda: topics)
 
-    def _check(self, manifest: Manifest, name: str) -> None:
+    def _check(
+        self,
+        manifest: Manifest,
+        source_topics: Collection[str],
+        name: str,
+    ) -> None:
         """Check that the savepoint is one of the same sources and stores.
 
         Raises:
@@ -231,11 +240,7 @@ class Seeding:
             )
         for what, there, here in (
             ("stores", set(manifest.stores), set(self._specs)),
-            (
-                "source topics",
-                {at.topic for at in self._segments(manifest)},
-                set(self._source_topics),
-            ),
+            ("source topics", set(source_topics), set(self._source_topics)),
         ):
             if there != here:
                 raise ConfigError(
@@ -258,8 +263,6 @@ class Seeding:
     def _check_empty(self, manifest: Manifest, name: str) -> None:
         storage = Storage(self._url)
         at = f"{self._application}/{SEEDING}"
-        if (storage.read(at) or b"").decode(errors="replace").strip() == manifest.run:
-            return  # a seeder has died
         counts = {each.topic: each.partitions for each in self._changelogs.values()}
         between = {
             internal_topic(self._application, each.topic) for each in manifest.in_flight
@@ -272,6 +275,10 @@ class Seeding:
                 for number in range(count)
             ]
         )
+        # Behind the ends: another process says that it seeds before it writes.
+        seeding = (storage.read(at) or b"").decode(errors="replace").strip()
+        if seeding == manifest.run:
+            return  # the records are of a seeder that has died, or is at work
         if filled := sorted({at.topic for at, end in ends.items() if end}):
             raise ConfigError(
                 f"{', '.join(filled)}: there are records already, so {self._application} does not begin from savepoint "

@@ -102,7 +102,9 @@ def test_a_second_application_goes_on_from_a_savepoint_with_the_same_results(
             assert metric(fork, FROM_SNAPSHOT) == len(KEYS)
             assert metric(fork, REPLAYED) < len(KEYS)
             await_table(first, written)
-    with begin("elsewhere") as again:  # nothing is seeded twice
+    assert snapshot.savepoints(url, blue.application) == {"before": made.run}
+    snapshot.forget_savepoint(url, blue.application, "before")
+    with begin("elsewhere") as again:  # nothing is seeded twice: it is not needed
         written += blue.write(KEYS[:10])
         await_table(again, written)
     results = updates_of(kafka.bootstrap, blue.sink)
@@ -115,7 +117,6 @@ def test_a_second_application_goes_on_from_a_savepoint_with_the_same_results(
             "green has lost or doubled records"
         )
         assert updates[0] > 1, "green has begun at the beginning"
-    assert snapshot.savepoints(url, blue.application) == {"before": made.run}
 
 
 def by_letter(application: str, source: str, sink: str) -> Topology:
