@@ -350,8 +350,8 @@ def savepoints(url: str, application: str) -> dict[str, str]:
     }
 
 
-def name_savepoint(url: str, manifest: Manifest, name: str) -> None:
-    """Write the manifest of a savepoint, and name it.
+def check_savepoint_name(url: str, application: str, name: str) -> None:
+    """Check that an application may have another savepoint, of this name.
 
     Raises:
         SnapshotError: the name is not legal, or there is a savepoint of this name.
@@ -360,12 +360,27 @@ def name_savepoint(url: str, manifest: Manifest, name: str) -> None:
         raise SnapshotError(
             f'"{name}" is no name for a savepoint: letters, digits, and . _ - behind the first'
         )
+    if name in savepoints(url, application):
+        raise _taken(application, name)
+
+
+def name_savepoint(url: str, manifest: Manifest, name: str) -> None:
+    """Write the manifest of a savepoint, and name it.
+
+    Raises:
+        SnapshotError: see `check_savepoint_name`.
+    """
+    check_savepoint_name(url, manifest.application, name)
     store_manifest(url, manifest)
     at = f"{manifest.application}/{SAVEPOINTS}/{name}"
     if not Storage(url).create(at, manifest.run.encode() + b"\n"):
-        raise SnapshotError(
-            f'there is a savepoint "{name}" of {manifest.application} already; `coopstreams snapshots forget` forgets it'
-        )
+        raise _taken(manifest.application, name)  # meanwhile
+
+
+def _taken(application: str, name: str) -> SnapshotError:
+    return SnapshotError(
+        f'there is a savepoint "{name}" of {application} already; `coopstreams snapshots forget` forgets it'
+    )
 
 
 def forget_savepoint(

@@ -97,15 +97,12 @@ class Savepoints:
 
         Raises:
             ConfigError: the topology has repartition topics with a clock.
-            SnapshotError: there is a savepoint of this name, not all tasks have been
-            written within `wait_s` seconds, or records were processed meanwhile and the
-            topology has repartition topics.
+            SnapshotError: the name is not legal, there is a savepoint of this name, not
+            all tasks have been written within `wait_s` seconds, or records were
+            processed meanwhile and the topology has repartition topics.
         """
         tasks = self._tasks()
-        if name in snapshot.savepoints(self._url, self._application):
-            raise SnapshotError(
-                f'there is a savepoint "{name}" of {self._application} already'
-            )
+        snapshot.check_savepoint_name(self._url, self._application, name)
         last = snapshot.published(self._url, self._application)
         older = (
             None

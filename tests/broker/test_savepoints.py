@@ -201,7 +201,7 @@ def test_a_savepoint_that_cannot_be_or_does_not_fit_is_refused_in_words(
         request = Storage(url).read(f"{counting.application}/SAVEPOINT")
         assert request is None
     with pytest.raises(SnapshotError, match=r"not all tasks .* 0_0, 0_1 of 2"):
-        taken(cluster, counting, url, "nobody runs", wait_s=0.1)
+        taken(cluster, counting, url, "nobody-runs", wait_s=0.1)
 
     def refused(of: Counting, name: str) -> str:
         app = CoopStreams(

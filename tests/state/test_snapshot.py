@@ -658,6 +658,18 @@ def test_only_what_has_changed_since_is_written_again(
     assert len(fresh("run-5")) > 10
 
 
+def test_a_savepoint_that_may_not_be_named_so_leaves_nothing(folder: str) -> None:
+    made = replace(manifest_of({}, "run"), kind="savepoint")
+    snapshot.name_savepoint(folder, made, "name")
+    before = Storage(folder).names()
+    for name, words in (("name", 'a savepoint "name" of app'), ("a/b", "is no name")):
+        with pytest.raises(SnapshotError, match=words):
+            snapshot.check_savepoint_name(folder, "app", name)
+        with pytest.raises(SnapshotError, match=words):
+            snapshot.name_savepoint(folder, replace(made, run="again"), name)
+    assert Storage(folder).names() == before
+
+
 @given(
     st.lists(
         st.tuples(
