@@ -152,7 +152,29 @@ Pairs = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated."),
 ]
+SnapshotsUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--snapshots",
+        metavar="URL",
+        help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir).",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
+def storage_for(what: str, config: Config) -> str:
+    """Return the storage of snapshots.
+
+    Raises:
+        ConfigError: none is set.
+    """
+    url: str | None = config["snapshots.dir"]
+    if url is None:
+        raise ConfigError(
+            f"no storage is set for the {what}: give --snapshots URL, or snapshots.dir in the settings"
+        )
+    return url
 
 
 def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:

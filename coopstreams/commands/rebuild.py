@@ -35,10 +35,12 @@ from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
     SettingsFile,
+    SnapshotsUrl,
     Target,
     Verbose,
     configure_logging,
     loaded,
+    storage_for,
 )
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.terminal.resume_command import resume_command, saying
@@ -68,13 +70,7 @@ From: TypeAlias = Annotated[
 def rebuild(  # noqa: PLR0913
     target: Target,
     from_: From = "changelog",
-    snapshots: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir).",
-        ),
-    ] = None,
+    snapshots: SnapshotsUrl = None,
     bootstrap_servers: Brokers = None,
     store: Annotated[
         list[str] | None,
@@ -189,10 +185,7 @@ def rebuild(  # noqa: PLR0913
             "--ranges, --dry-run, --incomplete, --work and --resume are for a rebuild from the source: add --from "
             "source"
         )
-    if checked["snapshots.dir"] is None:
-        raise ConfigError(
-            "no storage is set for the snapshot: give --snapshots URL, or snapshots.dir in the settings"
-        )
+    storage_for("snapshot", checked)
     manifest = (
         _alone(topology, checked, wanted, afresh=afresh)
         if cores is None

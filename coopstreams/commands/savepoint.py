@@ -12,15 +12,16 @@ from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
     SettingsFile,
+    SnapshotsUrl,
     Target,
     Verbose,
     configure_logging,
     loaded,
+    storage_for,
 )
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.topology.errors import ConfigError
 
 
 def savepoint(
@@ -28,13 +29,7 @@ def savepoint(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The name of the savepoint.")
     ],
-    snapshots: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir).",
-        ),
-    ] = None,
+    snapshots: SnapshotsUrl = None,
     wait_s: Annotated[
         float,
         typer.Option(
@@ -57,10 +52,7 @@ def savepoint(
     configure_logging(verbose)
     named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
     topology, checked = loaded(target, config, set_, named)
-    if checked["snapshots.dir"] is None:
-        raise ConfigError(
-            "no storage is set for the savepoint: give --snapshots URL, or snapshots.dir in the settings"
-        )
+    url = storage_for("savepoint", checked)
     with closing(
         KafkaLog(checked.client, timeout_s=checked["connect.timeout.ms"] / 1000)
     ) as cluster:
@@ -68,7 +60,7 @@ def savepoint(
             cluster,
             as_it_runs(topology, cluster.partitions(), checked),
             checked,
-            checked["snapshots.dir"],
+            url,
         ).take(name, wait_s)
     files = list(manifest.files())
     typer.echo(
