@@ -108,6 +108,13 @@ def two(tmp_path: Path, url: str) -> Iterator[tuple[Process, Process]]:
     second.close()
 
 
+def one_round(first: Process, second: Process) -> None:
+    """Have the first process begin a round, both write, and the first publish."""
+    first.look()
+    second.look()
+    first.look(2)
+
+
 def published(url: str) -> Manifest:
     """Return the published manifest, whose files are there."""
     found = snapshot.load(url, "app")
@@ -161,15 +168,11 @@ def test_the_next_snapshot_writes_only_what_has_changed_and_names_the_rest_again
     first, second = two
     first.count(LOW, range(500), 10)
     second.count(HIGH, range(500), 11)
-    first.look()
-    second.look()
-    first.look(2)
+    one_round(first, second)
     old = published(url)
     key = next(n for n in range(500) if key_hash(b"%d" % n) in LOW.key_range)
     first.count(LOW, range(key, key + 1), 20)
-    first.look()
-    second.look()
-    first.look(2)
+    one_round(first, second)
     new = published(url)
     assert new.run != old.run
     fresh = [file for file in new.files() if file.name.startswith(new.run)]
@@ -226,9 +229,7 @@ def test_a_process_that_died_in_its_upload_leaves_nothing_for_long(
     first.look(2)
     assert published(url).run == run
     for _ in range(3):
-        first.look()
-        second.look()
-        first.look(2)
+        one_round(first, second)
     assert set(Storage(url).names("app")).isdisjoint(orphans)
     published(url)
 
@@ -239,9 +240,7 @@ def test_an_empty_host_begins_with_the_published_slices(
     first, second = two
     first.count(LOW, range(500), 10)
     second.count(HIGH, range(500), 11)
-    first.look()
-    second.look()
-    first.look(2)
+    one_round(first, second)
     made = published(url)
     bounds = Bounds(0, 30, TOPIC_ID, 1)
     assert not any(
