@@ -562,14 +562,14 @@ class Components:
         nothing for it to do.
         """
         config = self.plan.config
+        if config["snapshots.dir"] is None:
+            return None
         interval_ms = config["snapshots.interval.ms"]
         stores = {
             part.id: logged
             for part in self.plan.topology.subtopologies
             if (logged := [spec for spec in part.stores if spec.logged])
         }
-        if config["snapshots.dir"] is None:
-            return None
         return SnapshotTaker(
             config["snapshots.dir"],
             self.plan.application,

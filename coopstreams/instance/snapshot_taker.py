@@ -321,7 +321,7 @@ class SnapshotTaker:
             if database is not None:
                 self._databases.leave(id_)
         self._storage.write(
-            f"{self._application}/{run}/{PARTS}/{_saved_name(id_)}",
+            f"{self._application}/{run}/{PARTS}/{_part_name(id_)}",
             part.to_json(),
         )
         self._saved.add(id_)
@@ -495,17 +495,15 @@ def _moment(
     specs: Sequence[StoreSpec],
     written: Written,
 ) -> _Moment:
-    groups = groups_of(task.id.key_range) if specs else None
-    rows = {
-        spec.name: [
-            found
-            for piece in (pieces(groups) if groups is not None else ())
-            for found in (
-                database.as_of_now(spec.name, piece, written) if database else ()
-            )
-        ]
-        for spec in specs
-    }
+    rows: dict[str, list[tuple[Checkpoint, list[FamilyRows]]]] = {}
+    if database is not None:
+        groups = groups_of(task.id.key_range)
+        for spec in specs:
+            rows[spec.name] = [
+                found
+                for piece in pieces(groups)
+                for found in database.as_of_now(spec.name, piece, written)
+            ]
     positions = {
         source.topic: tuple(map(position_of, task.progress.committed_segments(source)))
         for source in task.sources
@@ -530,9 +528,9 @@ def _the_id(rows: Sequence[tuple[Checkpoint, list[FamilyRows]]]) -> str:
     return ids.pop() if len(ids) == 1 else NO_TOPIC
 
 
-def _saved_name(task: TaskId) -> str:
-    """Return the name of a part of a savepoint: tasks without stores may be cut within
-    a key group.
+def _part_name(task: TaskId) -> str:
+    """Return the name of a task's part, by its hashes: tasks without stores may be cut
+    within a key group.
     """
     start, end = task.key_range.start, task.key_range.end
     return f"{task.subtopology}_{task.partition}-{start}-{end}.json"
@@ -546,11 +544,6 @@ def _figures(manifest: Manifest | None) -> SnapshotFigures | None:
         manifest.created_ms,
         sum(file.bytes for file in manifest.files()),
     )
-
-
-def _part_name(task: TaskId) -> str:
-    first, last = groups_of(task.key_range)
-    return f"{task.subtopology}_{task.partition}-{first:03}-{last:03}.json"
 
 
 def _part(name: str, data: bytes) -> Part | None:
