@@ -30,7 +30,7 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 
 from benchmarks.peers import peer_cases
-from benchmarks.report import PLANES, Results, print_table, write_report
+from benchmarks.report import PLANES, Results, planes, print_table, write_report
 from benchmarks.running import (
     Case,
     Measured,
@@ -44,7 +44,7 @@ from benchmarks.running import (
 )
 from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka.native import SETTING, data_plane
+from coopstreams.log.kafka.native import SETTING
 
 BARE = {
     "bare loop": "benchmarks.bare_loop",
@@ -67,11 +67,6 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "windowed field": ("windowed_field", ()),
 }
 """The topology in apps.py, and flags."""
-
-
-def planes() -> list[str]:
-    """Return the available data planes."""
-    return [*PLANES] if data_plane() == "native" else ["pure Python"]
 
 
 def entries(

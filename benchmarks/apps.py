@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from coopstreams import (
+    JoinWindows,
     Materialized,
     SessionWindows,
     StreamsBuilder,
@@ -20,6 +21,8 @@ SOURCE, SINK = (
     os.environ.get("BENCH_SOURCE", "bench-in"),
     os.environ.get("BENCH_SINK", "bench-out"),
 )
+RIGHT = f"{SOURCE}-right"
+"""The right topic of a join."""
 
 _count = StreamsBuilder(NAME)
 _count.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key().count(
@@ -115,6 +118,40 @@ _sessions = StreamsBuilder(NAME)
     .to(SINK)
 )
 sessions = _sessions.build()
+
+_session_sum = StreamsBuilder(NAME)
+(
+    _session_sum.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(SessionWindows(seconds=20))
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        lambda _, one, other: one + other,
+        value=serdes.int64,
+        store="sums",
+    )
+    .to_stream()
+    .to(SINK)
+)
+session_sum = _session_sum.build()
+
+_stream_join = StreamsBuilder(NAME)
+(
+    _stream_join.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .join(
+        _stream_join.stream(RIGHT, key=serdes.text, value=serdes.json),
+        lambda left, right: {
+            "user": left["user"],
+            "sum": left["amount"] + right["amount"],
+        },
+        windows=JoinWindows(seconds=20, grace=timedelta(seconds=20)),
+        value=serdes.json,
+        store="joined",
+    )
+    .to(SINK)
+)
+stream_join = _stream_join.build()
 
 _churn = StreamsBuilder(NAME)
 _coming = _churn.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key()

@@ -20,8 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import planes
-from benchmarks.report import PLANES
+from benchmarks.report import PLANES, planes
 from benchmarks.running import fill, make_topics, said
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.peers import JVM
 from benchmarks.running import Measured
+from coopstreams.log.kafka.native import data_plane
 
 PLANES = {"pure Python": "0", "native": "1"}
 """The data planes, and the values that choose them."""
@@ -35,6 +36,11 @@ _COLUMNS = (
     "of Kafka Streams",
 )
 _WIDTH, _BAR, _NAME, _FIGURES = 640, 20, 130, 110
+
+
+def planes() -> list[str]:
+    """Return the available data planes."""
+    return [*PLANES] if data_plane() == "native" else ["pure Python"]
 
 
 def print_table(results: Results, title: str, console: Console) -> None:

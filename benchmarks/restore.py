@@ -23,8 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import planes
-from benchmarks.report import PLANES
+from benchmarks.report import PLANES, planes
 from benchmarks.running import said
 from benchmarks.snapshots import CHANGELOG, EIGHTH, fill, program
 from coopstreams.common.process_limits import tune_memory
