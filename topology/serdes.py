@@ -44,7 +44,7 @@ from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call i
 from coopstreams.topology.compatibility.json_schema_changes import compared
 from coopstreams.topology.compatibility.other_names import SERDES, missing
 from coopstreams.topology.durations import Duration, checked_ms
-from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.json_text import decoder_of, read_json, typed_reader
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
@@ -151,12 +151,16 @@ def windowed(inner: Serde[K], size: Duration) -> Serde[Windowed[K]]:
     `size`: that of the windows.
 
     Raises:
-        TopologyError: the size is a number without a unit, or below 1 ms.
+        TopologyError: the size is a number without a unit, or below 1 ms; or `inner` is
+            not a serde.
 
     Source: Kafka Streams `TimeWindowedSerializer`, which does not write the window size
     either.
     """
-    return windowed_ms(inner, checked_ms(size, "serdes.windowed: the size", 1))
+    return windowed_ms(
+        _serde("windowed", inner),
+        checked_ms(size, "serdes.windowed: the size", 1),
+    )
 
 
 def windowed_ms(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
@@ -171,17 +175,23 @@ def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
     `windows.end` gives the end.
 
     Shape: the bytes are those of `windowed`.
+
+    Raises:
+        TopologyError: `inner` is not a serde.
     """
-    return _windowed_by(inner, windows)
+    return _windowed_by(_serde("windowed_by", inner), windows)
 
 
 def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
     """Return the serde of session keys: the key's bytes, then the end and the start, 8
     bytes big-endian each.
 
+    Raises:
+        TopologyError: `inner` is not a serde.
+
     Source: Kafka Streams `SessionWindowedSerializer`.
     """
-    return _session_windowed(inner)
+    return _session_windowed(_serde("session_windowed", inner))
 
 
 def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
@@ -189,8 +199,11 @@ def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
 
     Shape: new + 01, old + 00, or length of new (zigzag varint) + new + old + 02.
     Source: Kafka Streams `ChangedSerializer` (KIP-904).
+
+    Raises:
+        TopologyError: `inner` is not a serde.
     """
-    return _changed(inner)
+    return _changed(_serde("changed", inner))
 
 
 def schemas_of(serde: Serde[Any]) -> list[Any]:
@@ -210,6 +223,19 @@ def schemas_of(serde: Serde[Any]) -> list[Any]:
             with suppress(TypeError):  # it has a part that only a hook could read
                 schemas.append(compared(msgspec.json.schema(decoder.type)))
     return schemas
+
+
+def _serde(called: str, inner: Any) -> Serde[Any]:
+    """Return the serde that another serde contains.
+
+    Raises:
+        TopologyError: it is not a serde, for example a class.
+    """
+    if isinstance(inner, Serde):
+        return inner
+    raise TopologyError(
+        f"serdes.{called} contains a serde such as serdes.text or serdes.json(Type), not {inner!r}"
+    )
 
 
 def _same_bytes(value: bytes) -> bytes:

@@ -136,6 +136,17 @@ def test_the_size_of_a_windowed_key_is_a_duration(size: Any) -> None:
         serdes.windowed(serdes.text, size)
 
 
+@pytest.mark.parametrize("inner", ["text", str, None])
+def test_what_contains_a_serde_refuses_anything_else(inner: Any) -> None:
+    for make in (
+        lambda: serdes.windowed(inner, timedelta(hours=1)),
+        lambda: serdes.session_windowed(inner),
+        lambda: serdes.changed(inner),
+    ):
+        with pytest.raises(TopologyError, match=r"contains a serde such as .*, not"):
+            make()
+
+
 def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
     assert str(Windowed("a", 0, 1000)) == "[a@0/1000]"
 
