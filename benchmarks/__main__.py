@@ -13,6 +13,10 @@ installed.
     count uncached   the same, every update an output
     windowed sum     a sum for each key and minute by a function, record cache on
     windowed field   the same sum by what a native plane knows: a field of the value, and operator.add
+    windowed turnover
+                     the windowed sum, of records with times of their own: a third of them make an output
+    session sum      a sum by a function over sessions with a gap of 20 s
+    stream join      pairs of one key within 20 s by a function, of two topics
     bare loop        consume -> dict -> changelog and output and RocksDB at each commit, by hand, without a framework
     bare stateless   the first case by hand
 """
@@ -22,13 +26,15 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kafka import KafkaAdminClient
 from rich.console import Console
 
+from benchmarks.event_time import fill_events, fill_sides
 from benchmarks.peers import peer_cases
 from benchmarks.report import PLANES, Results, planes, print_table, write_report
 from benchmarks.running import (
@@ -51,22 +57,52 @@ BARE = {
     "bare stateless": "benchmarks.bare_stateless",
 }
 """The loops without a framework."""
-SOURCE = "bench-in"
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "performance.md"
 
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The source topics of cases; `fill(bootstrap, *topics, records)` writes them."""
+
+    topics: Sequence[str]
+    fill: Callable[..., None]
+
+
+NOW = Input(("bench-in",), fill)
+"""Records of the time at which they are written."""
+EVENTS = Input(("bench-events",), fill_events)
+SIDES = Input(("bench-sides", "bench-sides-right"), fill_sides)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A topology in apps.py, flags, and what it reads."""
+
+    topology: str
+    flags: Sequence[str] = ()
+    source: Input = NOW
+
+
 _EXACTLY_ONCE = ("--set", "processing.guarantee=exactly_once_v2")
-CASES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "stateless": ("stateless", ()),
-    "stateless typed": ("typed", ()),
-    "stateless exactly-once": ("stateless", _EXACTLY_ONCE),
-    "count": ("count", ()),
-    "count exactly-once": ("count", _EXACTLY_ONCE),
-    "count uncached": ("count", ("--set", "statestore.cache.max.bytes=0")),
-    "windowed sum": ("windowed", ()),
-    "windowed field": ("windowed_field", ()),
+CASES: Mapping[str, Work] = {
+    "stateless": Work("stateless"),
+    "stateless typed": Work("typed"),
+    "stateless exactly-once": Work("stateless", _EXACTLY_ONCE),
+    "count": Work("count"),
+    "count exactly-once": Work("count", _EXACTLY_ONCE),
+    "count uncached": Work("count", ("--set", "statestore.cache.max.bytes=0")),
+    "windowed sum": Work("windowed"),
+    "windowed field": Work("windowed_field"),
+    "windowed turnover": Work("windowed", source=EVENTS),
+    "session sum": Work("session_sum", source=EVENTS),
+    "stream join": Work("stream_join", source=SIDES),
 }
-"""The topology in apps.py, and flags."""
+
+
+def input_of(case: str) -> Input:
+    """Return what a case reads."""
+    return CASES[case].source if case in CASES else NOW
 
 
 def entries(
@@ -82,12 +118,12 @@ def entries(
         list(peer_cases(names, environment, find_java().executable)) if peers else []
     )
     for name in names:
-        topology, flags = CASES[name]
+        work = CASES[name]
         command = [
             *coopstreams_run(
-                topology, environment["BENCH_BROKERS"], environment["BENCH_STATE"]
+                work.topology, environment["BENCH_BROKERS"], environment["BENCH_STATE"]
             ),
-            *flags,
+            *work.flags,
         ]
         found += [
             (plane, Case(name, command, {**environment, SETTING: PLANES[plane]}))
@@ -142,14 +178,15 @@ def main() -> None:
         KafkaBroker(Path(folder) / "kafka") as broker,
     ):
         offsets = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-        make_topics(broker.bootstrap, SOURCE)
-        with console.status(f"writing {arguments.records:,} records"):
-            fill(broker.bootstrap, SOURCE, arguments.records)
         environment = {
             "BENCH_BROKERS": broker.bootstrap,
-            "BENCH_SOURCE": SOURCE,
             "BENCH_STATE": f"{folder}/state",
         }
+        sources = {input_of(name) for name in (*CASES, *BARE) if arguments.only in name}
+        for source in sources:
+            make_topics(broker.bootstrap, *source.topics)
+            with console.status(f"writing {arguments.records:,} records"):
+                source.fill(broker.bootstrap, *source.topics, arguments.records)
         for round_ in range(arguments.rounds):
             for who, case in entries(
                 arguments.only, arguments.planes, not arguments.no_peers, environment
@@ -179,16 +216,22 @@ def _measured(
     group = name.replace(" ", "-").lower()
     sink = f"{group}-out"
     make_topics(case.environment["BENCH_BROKERS"], sink)
+    sources = input_of(case.name).topics
     own = Case(
         case.name,
         case.command,
-        {**case.environment, "BENCH_APPLICATION": group, "BENCH_SINK": sink},
+        {
+            **case.environment,
+            "BENCH_APPLICATION": group,
+            "BENCH_SOURCE": sources[0],
+            "BENCH_SINK": sink,
+        },
         case.outputs,
     )
     if case.outputs is None:
         return measure(
             own,
-            partial(committed, offsets, group, SOURCE),
+            partial(committed, offsets, group, *sources),
             arguments.records,
             arguments.limit,
         )

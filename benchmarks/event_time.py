@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from benchmarks.running import write_timed
+
 KEYS = 10_000
 EACH_MS = 2
 BEGIN_MS = 1_700_000_000_000
@@ -38,3 +40,16 @@ def sided(records: int) -> Iterator[tuple[bool, Event]]:
     generator = random.Random(11)
     for event in events(records):
         yield generator.random() < 0.5, event
+
+
+def fill_events(bootstrap: str, topic: str, records: int) -> None:
+    """Write the records into a topic."""
+    write_timed(bootstrap, ((topic, *event) for event in events(records)))
+
+
+def fill_sides(bootstrap: str, left: str, right: str, records: int) -> None:
+    """Write the records into the two topics of a join."""
+    write_timed(
+        bootstrap,
+        ((left if is_left else right, *event) for is_left, event in sided(records)),
+    )

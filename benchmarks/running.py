@@ -60,10 +60,10 @@ class MeasurementError(Exception):
 
 
 def make_topics(bootstrap: str, *names: str, partitions: int = 1) -> None:
-    """Create topics."""
+    """Create topics. Brokers delete none of their records, however old their times are."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for made in admin.create_topics(
-        [NewTopic(name, partitions, 1) for name in names]
+        [NewTopic(name, partitions, 1, config={"retention.ms": "-1"}) for name in names]
     ).values():
         made.result(30)
 
@@ -77,13 +77,20 @@ def write(
     """Write records (key, value). `timestamp_ms`: the time of all records; 0: that at
     which each is written.
     """
+    write_timed(bootstrap, ((topic, key, value, timestamp_ms) for key, value in rows))
+
+
+def write_timed(
+    bootstrap: str, rows: Iterable[tuple[str, bytes, bytes | None, int]]
+) -> None:
+    """Write records (topic, key, value, timestamp)."""
     settings = {
         "linger.ms": 50,
         "queue.buffering.max.kbytes": 1 << 20,
         "partitioner": "murmur2_random",
     }
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
-    for number, (key, value) in enumerate(rows):
+    for number, (topic, key, value, timestamp_ms) in enumerate(rows):
         producer.produce(topic, value, key, timestamp=timestamp_ms)
         if number % 10_000 == 0:
             producer.poll(0)
@@ -182,19 +189,16 @@ def cpu_s() -> float:
     return sum(spent[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
-def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
-    """Return the committed offset of a group, 0 before its first commit."""
+def committed(admin: KafkaAdminClient, group: str, *topics: str) -> int:
+    """Return the sum of the committed offsets of a group, 0 before its first commit."""
     try:
         offsets = admin.list_group_offsets(group)[group]
     except KafkaError:  # the group does not exist yet
         return 0
-    return max(
-        (
-            found.offset
-            for partition, found in offsets.items()
-            if partition.topic == topic
-        ),
-        default=0,
+    return sum(
+        max(0, found.offset)
+        for partition, found in offsets.items()
+        if partition.topic in topics
     )
 
 

@@ -14,9 +14,12 @@ import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.WindowedSerdes;
 
@@ -71,6 +74,24 @@ public class Peer {
                     Materialized.with(Serdes.String(), Serdes.Long()))
                 .toStream()
                 .to(sink, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, 60_000L), Serdes.Long()));
+            case "session" -> payments.groupByKey()
+                .windowedBy(SessionWindows.ofInactivityGapWithNoGrace(Duration.ofSeconds(20)))
+                .aggregate(() -> 0L, (key, value, sum) -> sum + value.get("amount").longValue(),
+                    (key, one, other) -> one + other,
+                    Materialized.with(Serdes.String(), Serdes.Long()))
+                .toStream()
+                .to(sink, Produced.with(WindowedSerdes.sessionWindowedSerdeFrom(String.class), Serdes.Long()));
+            case "stream" -> payments
+                .join(
+                    builder.stream(source + "-right", Consumed.with(Serdes.String(), tree)),
+                    (left, right) -> {
+                        ObjectNode pair = MAPPER.createObjectNode();
+                        pair.set("user", left.get("user"));
+                        return (JsonNode) pair.put("sum", left.get("amount").intValue() + right.get("amount").intValue());
+                    },
+                    JoinWindows.ofTimeDifferenceAndGrace(Duration.ofSeconds(20), Duration.ofSeconds(20)),
+                    StreamJoined.with(Serdes.String(), tree, tree))
+                .to(sink, Produced.with(Serdes.String(), tree));
             default -> throw new IllegalArgumentException("no such case: " + name);
         }
         return builder;

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.running import Case
 from coopstreams.dev.cache import cache_folder
 
 HERE = Path(__file__).parent
+JAVA_SOURCES = (HERE / "Peer.java",)
+"""The programs in Kafka Streams that are compiled."""
 FILTERED = 0.79
 """The share of records that pass the stateless case: amounts are 0 to 99, and 21 to 99
 pass.
@@ -48,9 +51,31 @@ class Peer:
         )
 
     @property
-    def installed(self) -> bool:
-        """Whether the folder is complete."""
+    def downloaded(self) -> bool:
+        """Whether the folder has all packages."""
         return (self.folder / "complete").exists()
+
+    @property
+    def classes(self) -> Path:
+        """The folder of what `JAVA_SOURCES` compile to, by their content: checkouts share
+        the cache.
+        """
+        text = b"".join(source.read_bytes() for source in JAVA_SOURCES)
+        return self.folder / f"classes-{sha256(text).hexdigest()[:16]}"
+
+    @property
+    def installed(self) -> bool:
+        """Whether the peer can run."""
+        return self.downloaded and (self is not JVM or self.classes.exists())
+
+    def start(self, java: Path) -> list[str]:
+        """Return the command that runs it, without the name of a case."""
+        program = java if self is JVM else self.folder / "bin" / "python"
+        words = (
+            word.format(folder=self.folder, classes=self.classes)
+            for word in self.command
+        )
+        return [str(program), *words]
 
 
 JVM = Peer(
@@ -58,7 +83,7 @@ JVM = Peer(
     ("org.apache.kafka:kafka-streams:4.2.1", "org.slf4j:slf4j-simple:1.7.36"),
     (
         "-cp",
-        "{folder}/jars/*:{folder}/classes",
+        "{folder}/jars/*:{classes}",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
         "Peer",
     ),
@@ -70,6 +95,9 @@ JVM = Peer(
         "count exactly-once",
         "windowed sum",
         "windowed field",
+        "windowed turnover",
+        "session sum",
+        "stream join",
     ),
 )
 PYTHON = (
@@ -101,8 +129,6 @@ def peer_cases(
 ) -> Iterator[tuple[Peer, Case]]:
     """Yield the cases that the installed peers can run."""
     for peer in PEERS:
-        start = str(java) if peer is JVM else str(peer.folder / "bin" / "python")
-        command = [start, *(word.format(folder=peer.folder) for word in peer.command)]
         for name in peer.cases:
             if peer.installed and name in names:
                 outputs = (
@@ -112,4 +138,4 @@ def peer_cases(
                     if name.startswith("stateless")
                     else 1.0
                 )
-                yield peer, Case(name, [*command, name], environment, outputs)
+                yield peer, Case(name, [*peer.start(java), name], environment, outputs)

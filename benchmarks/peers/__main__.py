@@ -12,26 +12,35 @@ import argparse
 import os
 import shutil
 import subprocess
+import tempfile
 import venv
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.peers import HERE, JVM, PEERS, Peer
+from benchmarks.peers import JAVA_SOURCES, JVM, PEERS, Peer
 from coopstreams.common.java import find_java
 from coopstreams.dev.jars import REPOSITORY, maven
 
 
 def install(peer: Peer) -> None:
-    """Install a peer into its folder; an incomplete folder is made again.
+    """Install a peer into its folder; an incomplete folder is made again. Of Kafka
+    Streams, programs that have changed are compiled again.
 
     Raises:
         SystemExit: no JDK; or a download or a compiler has failed, with a message.
     """
+    if not peer.downloaded:
+        _download(peer)
+    if peer is JVM:
+        _compile(peer)
+
+
+def _download(peer: Peer) -> None:
     shutil.rmtree(peer.folder, ignore_errors=True)
     peer.folder.mkdir(parents=True)
     if peer is JVM:
-        _compile(peer.folder, _jars(peer))
+        _jars(peer)
     else:
         venv.create(peer.folder, with_pip=True)
         _run(
@@ -45,7 +54,7 @@ def install(peer: Peer) -> None:
     (peer.folder / "complete").touch()
 
 
-def _jars(peer: Peer) -> Path:
+def _jars(peer: Peer) -> None:
     jars = peer.folder / "jars"
     jars.mkdir()
     context = maven(peer.folder / "maven", os.environ.get(REPOSITORY))
@@ -56,23 +65,27 @@ def _jars(peer: Peer) -> Path:
         path = dependency.artifact.resolve()
         path.rename(jars / path.name)
     shutil.rmtree(peer.folder / "maven")
-    return jars
 
 
-def _compile(folder: Path, jars: Path) -> None:
+def _compile(peer: Peer) -> None:
     compiler = Path(find_java().executable).with_name("javac")
     if not compiler.exists():
         raise SystemExit(
             f"Kafka Streams needs a JDK: there is no {compiler}. Install one, and point JAVA_HOME to it."
         )
-    _run(
-        str(compiler),
-        "-cp",
-        f"{jars}/*",
-        "-d",
-        str(folder / "classes"),
-        str(HERE / "Peer.java"),
-    )
+    # A name of its own until it is whole: another checkout may compile the same now.
+    with tempfile.TemporaryDirectory(dir=peer.folder) as folder:
+        made = Path(folder) / "classes"
+        _run(
+            str(compiler),
+            "-cp",
+            f"{peer.folder}/jars/*",
+            "-d",
+            str(made),
+            *map(str, JAVA_SOURCES),
+        )
+        if not peer.classes.exists():
+            made.rename(peer.classes)
 
 
 def _run(*command: str) -> None:
