@@ -144,6 +144,7 @@ demo-backfill: setup ## half of the flights by Spark, the other half live: the s
 
 bench: setup ## records per second on this machine, beside other frameworks if benchmarks.peers has installed them
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.nexmark
 	$(BIN)/python -m benchmarks.async_calls
 
 pin: setup-demo ## write the list of the files of a Kafka version, with their SHA-256 (KAFKA=4.2.2)

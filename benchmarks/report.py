@@ -7,8 +7,9 @@ the same run.
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -57,12 +58,6 @@ def write_report(results: Results, records: int, rounds: int, document: Path) ->
     """Put the table into a document, between its two marks, and a plot of each case
     into `images` beside it.
     """
-    lines = [" | ".join(["", *_COLUMNS, ""]).strip(), "|" + "---|" * len(_COLUMNS)]
-    lines += [f"| {' | '.join(row)} |" for row in _rows(results)]
-    told = (
-        f"{records:,} records, the median of {rounds} {'turn' if rounds == 1 else 'turns'}, "
-        f"{datetime.now(UTC):%d %B %Y}, Python {platform.python_version()}."
-    )
     plots = []
     for case, by in results.items():
         if len(by) > 1:
@@ -77,12 +72,30 @@ def write_report(results: Results, records: int, rounds: int, document: Path) ->
                 )
             )
             plots.append(f"![{case}: records per second](images/{path.name})")
-    text = document.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    document.write_text(
-        "\n".join([f"{before}{BEGIN}", told, "", *lines, "", *plots, f"{END}{after}"])
+    lines = [*table_of(results, records, rounds), "", *plots]
+    replace_between(document, BEGIN, lines)
+
+
+def table_of(results: Results, records: int, rounds: int) -> list[str]:
+    """Return the table as lines of Markdown, with what it was measured with."""
+    told = (
+        f"{records:,} records, the median of {rounds} {'turn' if rounds == 1 else 'turns'}, "
+        f"{datetime.now(UTC):%d %B %Y}, Python {platform.python_version()}, load {os.getloadavg()[2]:.0f}."
     )
+    return [
+        told,
+        "",
+        " | ".join(["", *_COLUMNS, ""]).strip(),
+        "|" + "---|" * len(_COLUMNS),
+        *(f"| {' | '.join(row)} |" for row in _rows(results)),
+    ]
+
+
+def replace_between(document: Path, begin: str, lines: Sequence[str]) -> None:
+    """Put lines into a document, between a mark and the next end."""
+    before, rest = document.read_text().split(begin)
+    after = rest.split(END, 1)[1]
+    document.write_text("\n".join([f"{before}{begin}", *lines, f"{END}{after}"]))
 
 
 def plot(case: str, rates: Mapping[str, float]) -> str:

@@ -27,6 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
+APPS = Path(__file__).with_name("apps.py")
 KEYS = 100_000
 _POLL_S = 0.02
 
@@ -138,9 +139,9 @@ def coopstreams_run(
     *,
     http: str = "",
     settings: Sequence[str] = (),
+    apps: Path = APPS,
 ) -> list[str]:
     """Return the command that runs a topology of `apps`. `http`: its address, or none."""
-    apps = Path(__file__).with_name("apps.py")
     return [
         *(sys.executable, "-m", "coopstreams", "run", f"{apps}:{topology}"),
         *("--bootstrap-servers", bootstrap, "--state-dir", folder, "--http", http),

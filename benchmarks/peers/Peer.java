@@ -40,7 +40,9 @@ public class Peer {
         if (name.endsWith("exactly-once")) {
             settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
         }
-        KafkaStreams streams = new KafkaStreams(topology(name.split(" ")[0], name.contains("typed")).build(), settings);
+        String[] words = name.split(" ");
+        StreamsBuilder builder = words[0].equals("nexmark") ? Nexmark.topology(words[1]) : topology(words[0], name.contains("typed"));
+        KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(Duration.ofSeconds(10))));
         streams.start();
     }
@@ -97,9 +99,9 @@ public class Peer {
         return builder;
     }
 
-    private static final ObjectMapper MAPPER = new ObjectMapper();
+    static final ObjectMapper MAPPER = new ObjectMapper();
 
-    private static <T> Serde<T> json(Class<T> type) {
+    static <T> Serde<T> json(Class<T> type) {
         var reader = MAPPER.readerFor(type);
         return Serdes.serdeFrom(
             (topic, value) -> {

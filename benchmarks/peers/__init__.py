@@ -18,7 +18,7 @@ from benchmarks.running import Case
 from coopstreams.dev.cache import cache_folder
 
 HERE = Path(__file__).parent
-JAVA_SOURCES = (HERE / "Peer.java",)
+JAVA_SOURCES = (HERE / "Nexmark.java", HERE / "Peer.java")
 """The programs in Kafka Streams that are compiled."""
 FILTERED = 0.79
 """The share of records that pass the stateless case: amounts are 0 to 99, and 21 to 99
