@@ -186,6 +186,11 @@ class Lane(Generic[AnyCall]):
         """An event that is set for a moment whenever an attempt has ended, if there is
         a breaker.
         """
+        self._closing = False
+        """Whether no call may begin any more. The thread that closes the task sets it
+        at once: a call that ends just then must not begin the next of its chain, which
+        the task's successor will make.
+        """
         self._draining = self._cancelled = False
         self.drained = False
         """Whether every call that was under way at `drain` has ended and was
@@ -236,12 +241,14 @@ class Lane(Generic[AnyCall]):
         """Begin no other call, and drop the waiting calls. When no call is under way,
         `ended` is called once without calls.
         """
+        self._closing = True
         self._loop.call_soon_threadsafe(self._drain)
 
     def cancel(self) -> None:
         """Cancel the calls under way, and begin no others. A thread is not interrupted;
         its result is ignored.
         """
+        self._closing = True
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, calls: Sequence[AnyCall]) -> None:
@@ -308,8 +315,10 @@ class Lane(Generic[AnyCall]):
 
     def _next(self) -> list[AnyCall]:
         """Remove and return the next calls of the queue. The list is empty if the queue
-        is empty, or waits for a full batch.
+        is empty, or waits for a full batch, or no call may begin any more.
         """
+        if self._closing:
+            return []
         queue = self._queue
         most = self._calling.max_records
         if len(queue) < most and not (queue and self._full):

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -361,6 +361,26 @@ def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other
     lane.begin([Call(waits, (7,), b"k")])
     assert one(abs).value == 7
     assert not begun.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("close", [Lane.drain, Lane.cancel])
+def test_a_call_that_ends_just_when_the_lane_is_closed_begins_no_other(
+    close: Callable[[Lane[Call]], None],
+) -> None:
+    """The next call of its chain is the successor's, which would make it again."""
+    made = list[int]()
+    over = threading.Event()
+
+    async def closes(value: int) -> None:
+        made.append(value)
+        close(lane)
+        over.set()
+
+    lane: Lane[Call] = Lane(calling("f", closes, order="key"), lambda _: None)
+    lane.begin([Call(closes, (number,), b"k") for number in range(2)])
+    assert over.wait(PATIENCE_S)
+    assert one(abs).value == 7, "the loop has gone on"
+    assert made == [0]
 
 
 def test_a_call_that_fails_while_the_lane_is_drained_is_made_by_the_next_owner() -> (
