@@ -1,9 +1,9 @@
-"""Stores whose write buffer is rows of numbers in native memory. They are for the
-aggregations that `topology.graph.known_folds` recognises.
+"""Stores whose write buffer is rows in native memory. They are for the aggregations that
+`topology.graph.known_folds` recognises.
 
-A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects:
-records are added as columns to its `rows`, and `load`, `dirty` and `scan` return copies
-of rows.
+A `NativeTable` is a `Table` with the same bytes, but it has no entries: records are
+added as columns to its `rows`, or change them one by one, and `load`, `dirty` and
+`scan` return copies of rows. A row is a number, or an object of Python with its bytes.
 
 Invariant: for the same records, changelog, database and updates are those of `Table`
 and `WindowTable`, which are the reference.
@@ -12,6 +12,7 @@ and `WindowTable`, which are the reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from coopstreams.state import layout
@@ -22,6 +23,7 @@ from coopstreams.state.window_table import VisibleWindows
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import KeyGroups
+from coopstreams.topology.serdes import float64, int64
 from coopstreams.topology.stores import Entry, StoreSpec
 
 Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
@@ -41,8 +43,18 @@ class NativeRows(Protocol):
     and the store key.
     """
 
+    by_record: bool
+    """Whether rows change by `value` and `put`, for a function of the user; else by
+    `add`.
+    """
     row_bytes: int
-    """The length of a row in the database."""
+    """The length of a row of numbers in the database."""
+    stored_to: int
+    """No window that starts later (ms) is in the database, unless it is in the buffer,
+    too: it need not be looked up.
+    """
+    average: float
+    """The average length of the values that Python has serialised."""
     odd: bool
     """Whether a row has a value that is no number of the serde. Records are then added
     one by one, to find the record that fails.
@@ -73,6 +85,40 @@ class NativeRows(Protocol):
         """
         ...
 
+    def value(
+        self,
+        key: bytes,
+        start: int | None,
+        load: Callable[[bytes], Any],
+    ) -> Any:
+        """Return the value of the row of a key, or of its window that starts at `start`
+        (ms); None: there is none. The row is the one that `put`, `restore` and `keep`
+        change.
+
+        `load`: see `NativeTable.loaded`.
+        """
+
+    def put(self, value: Any, timestamp: int) -> int:
+        """Set the value of the row that `value` has returned; None deletes it. Return
+        the row's timestamp, which is that of its latest record.
+        """
+        ...
+
+    def restore(self, value: Any) -> None:
+        """Set the value of the row that `value` has returned to what it was: a function
+        has changed it in place, and then failed.
+        """
+
+    def keep(self, headers: Headers | tuple[()]) -> None:
+        """Keep the headers of the record that has changed the row that `value` has
+        returned.
+        """
+
+    def newest(self) -> tuple[bytes, Any] | None:
+        """Return key and value of the row that began to differ from the database last;
+        None: no row does.
+        """
+
     def row(self, key: bytes) -> tuple[Any, int, bytes | None] | None:
         """Return the value, timestamp and stored bytes of a row; None if it is not in
         the buffer.
@@ -94,9 +140,10 @@ class NativeRows(Protocol):
         """
         ...
 
-    def updates(self) -> Updates | None:
+    def updates(self, encode: Callable[[Any], bytes]) -> Updates | None:
         """Return the changed rows, serialised, in the order of their first change; None
-        if a value must be serialised in Python.
+        if the rows must go one by one: a value is no number of the serde, or cannot be
+        serialised.
         """
 
     def stray(self, first: int, last: int) -> bytes | None:
@@ -106,7 +153,8 @@ class NativeRows(Protocol):
 
     def freeze(
         self,
-        encode: Callable[[bytes, Any], bytes],
+        encode: Callable[[Any], bytes],
+        unwritable: Callable[[bytes, Exception], Exception],
         segment_ms: int,
         horizon: int,
     ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
@@ -127,8 +175,10 @@ class NativeRows(Protocol):
         after the next commit.
         """
 
-    def trim(self, excess: int) -> None:
-        """Evict this many clean rows."""
+    def trim(self, excess: int) -> int | None:
+        """Evict this many clean rows; return the latest start of their windows. None:
+        no window was evicted.
+        """
 
     def size_bytes(self) -> int:
         """Return the memory of the rows."""
@@ -151,7 +201,15 @@ class NativeTable(Table):
     ) -> None:
         super().__init__(database, spec, groups)
         self.rows = rows
+        self._objects = spec.value not in (int64, float64) and rows.by_record
+        """Whether rows are objects, of any length in the database."""
         self._row_bytes = rows.row_bytes
+        self.encode_row: Callable[[Any], bytes] = (
+            self._encode if self._read_back is None else self._encode_and_read_back
+        )
+        """Serialises the value of a row, and reads it back if its serde asks for it:
+        see `Table.freeze`.
+        """
 
     def stored(self, place: bytes) -> bytes | None:
         """Return the database value of a row that is not in the buffer, for `rows.add`;
@@ -161,6 +219,25 @@ class NativeTable(Table):
             SerdeError: the bytes of a row cannot be deserialised.
         """
         return self._checked(place, self._get(place))
+
+    def loaded(self, place: bytes) -> tuple[Any, int, bytes | None] | None:
+        """Return value, timestamp and stored bytes of a row that is not in the buffer,
+        for `rows.value` of a store of objects; None if the database does not have the
+        row.
+
+        Raises:
+            SerdeError: the bytes of a row cannot be deserialised.
+        """
+        data = self.stored(place)
+        if data is None:
+            return None
+        entry = self._entry(place, data)
+        return entry.value, entry.timestamp, entry.stored
+
+    @property
+    def load_row(self) -> Callable[[bytes], Any]:
+        """The function by which `rows.value` reads the database."""
+        return self.loaded if self._objects else self.stored
 
     def load(self, key: bytes) -> Entry:
         """Return a copy of a row of the buffer or the database. Its value is None if
@@ -199,7 +276,8 @@ class NativeTable(Table):
         if stray is not None:
             raise self._stray(stray)
         (keys, values, timestamps), families = self.rows.freeze(
-            self._encoded,
+            self.encode_row,
+            self._unwritable,
             *self._times_of_rows(),
         )
         self.frozen += [
@@ -222,13 +300,22 @@ class NativeTable(Table):
         return self.rows.size_bytes()
 
     def weigh(self) -> None:
-        """Do nothing: all rows have the same size."""
+        """Update the average size of objects with the row that changed last: see
+        `Table.weigh`. Numbers have one size.
+        """
+        newest = self.rows.newest() if self._objects else None
+        if newest is None or newest[1] is None:
+            return
+        with suppress(Exception):  # `freeze` reports the error
+            size = len(self._encode(newest[1]))
+            average = self.rows.average
+            self.rows.average = average + (size - average) / 8 if average else size
 
     def trim(self, share: float) -> None:
         """Remove clean rows until this share of the buffer is left. Rows of the latest
         commit go last.
         """
-        self.rows.trim(len(self.rows) - int(len(self.rows) * share))
+        self._evict(len(self.rows) - int(len(self.rows) * share))
 
     def discard(self) -> None:
         """Forget the rows: the state is again that of the database."""
@@ -238,16 +325,18 @@ class NativeTable(Table):
     def _buffered(self) -> Mapping[bytes, Entry]:
         return {key: self.load(key) for key in self.rows.keys()}  # noqa: SIM118 no mapping
 
+    def _evict(self, excess: int) -> None:
+        self.rows.trim(excess)
+
     def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
-        if data is not None and len(data) != self._row_bytes:
+        if data is not None and len(data) != self._row_bytes and not self._objects:
             self._entry(place, data)  # it names the error in them
         return data
 
-    def _encoded(self, key: bytes, value: Any) -> bytes:
-        try:
-            return self._encode(value)
-        except Exception as error:
-            raise self._unwritable(key, error) from error
+    def _encode_and_read_back(self, value: Any) -> bytes:
+        data = self._encode(value)
+        self._decode(data)
+        return data
 
     def _times_of_rows(self) -> tuple[int, int]:
         """Return the length of a time segment, and the earliest time of rows to write
@@ -270,10 +359,12 @@ class NativeWindowTable(NativeTable):
     ) -> None:
         super().__init__(database, spec, groups, rows)
         self._visible = VisibleWindows(database, spec, groups)
+        self.rows.stored_to = self._visible.stored_to
 
     def begin(self, stream_time: int, *, by_birth: bool = False) -> None:
         """Set the stream time at which the operator begins: see `VisibleWindows.begin`."""
         self._visible.begin(stream_time, by_birth=by_birth)
+        self.rows.stored_to = self._visible.stored_to
 
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""
@@ -287,6 +378,7 @@ class NativeWindowTable(NativeTable):
         """
         super().discard()
         self._visible.reset()
+        self.rows.stored_to = self._visible.stored_to
 
     @property
     def observed(self) -> int:
@@ -301,6 +393,12 @@ class NativeWindowTable(NativeTable):
         visible = self._visible
         getter = visible.getter(start) if start >= visible.horizon else None
         return None if getter is None else self._checked(place, getter(place))
+
+    def _evict(self, excess: int) -> None:
+        latest = self.rows.trim(excess)
+        if latest is not None:
+            self._visible.evicted(latest)
+            self.rows.stored_to = self._visible.stored_to
 
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
         return self._visible.rows(start, end)

@@ -320,6 +320,10 @@ class VisibleWindows:
         """The earliest visible time: windows before it have expired."""
         self._newest = NOTHING_OBSERVED
         """The latest time that this task has put."""
+        self.stored_to = self._database.latest_ms(self._spec.name)
+        """No row of a later time is in the database for this task, unless it is in the
+        task's buffer, too. So the first record of a new window needs no look-up.
+        """
         self._getters: dict[int, Getter] = {}
         self._oldest = 0
         known = self._database.checkpoints(self._spec.name).observed(self._groups)
@@ -336,6 +340,10 @@ class VisibleWindows:
         self._began = stream_time
         self._by_birth = by_birth
         self.reset()
+
+    def evicted(self, time: int) -> None:
+        """Note that a committed row of this time has left the buffer."""
+        self.stored_to = max(self.stored_to, time)
 
     def put(self, time: int) -> None:
         """Note that a row of this time was put: it may be the newest of all tasks."""
@@ -435,7 +443,9 @@ class WindowTable(TimedTable):
         entry = self.entries.get(key)
         if entry is None:
             time = layout.time_of(self.spec.kind, key)
-            getter = self._visible.getter(time) if time >= self._horizon else None
+            visible = self._visible
+            may_be_there = self._horizon <= time <= visible.stored_to
+            getter = visible.getter(time) if may_be_there else None
             at = self._database_key(key)
             entry = self._entry(at, None if getter is None else getter(at))
             self._add(key, time, entry)
@@ -502,6 +512,7 @@ class WindowTable(TimedTable):
     def _forget(self, key: bytes) -> None:
         del self.entries[key]
         start = layout.time_of(self.spec.kind, key)
+        self._visible.evicted(start)
         keys = self._by_start[start]
         keys.discard(key)
         if not keys:

@@ -10,6 +10,7 @@ from coopstreams.state.task_state import MakeTable
 from coopstreams.tasks.failure_handlers import may_drop
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
+from coopstreams.topology.graph.known_folds import folds
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators.json_parts import MakeParts
@@ -75,10 +76,17 @@ def tables(
 ) -> dict[str, MakeTable]:
     """Return the factories of the stores whose rows are in native memory, by store.
 
-    A native store forwards a record's updates after the record's other results, unlike
-    Kafka Streams. So without `caching` it is used only where there are no other
-    results.
+    Rows that change by batches forward a record's updates after the record's other
+    results, unlike Kafka Streams. So without `caching` they are used only where there
+    are no other results. Rows of objects stay live entries, which `changed_rows`
+    watches.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)
-    return native_tables(part, config, caching=caching) if caching or ends == 1 else {}
+    in_order = not caching and ends > 1
+    made = native_tables(part, config, caching=caching, in_order=in_order)
+    return {
+        name: made[name]
+        for name, fold in folds(part, caching=caching, in_order=in_order).items()
+        if name in made and fold.number != "other"
+    }

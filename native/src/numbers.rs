@@ -20,13 +20,16 @@ enum Fold {
     Min,
     Max,
     Mean,
+    /// A function of the user: `Rows::put` sets what it returns.
+    Function,
 }
 
-/// The serde of the numbers.
+/// The serde of the numbers. `Other`: rows are any objects, whose bytes Python makes.
 #[derive(Clone, Copy, PartialEq)]
 enum Serde {
     Int64,
     Float64,
+    Other,
 }
 
 /// The value of a row. `Object`: a value that is not, or not yet, a number of 64 bits. `Mean`: a total and a count, apart
@@ -54,14 +57,38 @@ impl Numbers {
             "min" => Fold::Min,
             "max" => Fold::Max,
             "mean" => Fold::Mean,
-            _ => return Err(PyValueError::new_err("count, sum, min, max or mean")),
+            "function" => Fold::Function,
+            _ => return Err(PyValueError::new_err("count, sum, min, max, mean or function")),
         };
         let serde = match serde {
             "int64" => Serde::Int64,
             "float64" => Serde::Float64,
-            _ => return Err(PyValueError::new_err("int64 or float64")),
+            "other" if fold == Fold::Function => Serde::Other,
+            _ => return Err(PyValueError::new_err("int64 or float64, or other for a function")),
         };
         Ok(Self { fold, serde })
+    }
+
+    /// Whether the rows are set by `Rows::put`, one by one.
+    pub fn by_record(&self) -> bool {
+        self.fold == Fold::Function
+    }
+
+    /// Whether rows are objects whose bytes only Python reads and makes.
+    pub fn is_other(&self) -> bool {
+        self.serde == Serde::Other
+    }
+
+    /// Return what a row holds of an object of Python.
+    pub fn value_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Value> {
+        if self.serde != Serde::Other {
+            return Value::of(object);
+        }
+        Ok(if object.is_none() {
+            Value::Null
+        } else {
+            Value::Object(object.clone().unbind())
+        })
     }
 
     pub fn is_count(&self) -> bool {
@@ -148,7 +175,7 @@ impl Numbers {
     pub fn plain_bytes<'py>(&self, py: Python<'py>, value: &Value) -> Option<Bound<'py, PyBytes>> {
         match (value, self.serde) {
             (Value::Int(number), Serde::Int64) => Some(PyBytes::new(py, &number.to_be_bytes())),
-            (Value::Int(number), Serde::Float64) => Some(PyBytes::new(py, &(*number as f64).to_be_bytes())),
+            (Value::Int(number), _) => Some(PyBytes::new(py, &(*number as f64).to_be_bytes())),
             (Value::Float(number), _) => Some(PyBytes::new(py, &number.to_be_bytes())),
             (Value::Mean(mean), _) => Some(PyBytes::new(py, &[mean.0.to_be_bytes(), mean.1.to_be_bytes()].concat())),
             (Value::Null | Value::Object(_), _) => None,
@@ -162,29 +189,42 @@ impl Numbers {
         }
     }
 
-    /// Return the bytes of a row's value, and what to keep as its stored value.
+    /// Return the bytes of a row's value, and what to keep as its stored value. `encode` serialises what is no number of the
+    /// serde; `unwritable(key, error)` returns the error to raise if that fails.
     pub fn encoded<'py>(
         &self,
         py: Python<'py>,
         key: &[u8],
         value: &Value,
         encode: &Bound<'py, PyAny>,
+        unwritable: &Bound<'py, PyAny>,
     ) -> PyResult<(Option<Bound<'py, PyBytes>>, Value)> {
         if self.is_plain(value) {
             let stored = match (value, self.serde) {
                 (Value::Int(number), Serde::Int64) => Value::Int(*number),
-                (Value::Int(number), Serde::Float64) => Value::Float(*number as f64),
+                (Value::Int(number), _) => Value::Float(*number as f64),
                 (Value::Float(number), _) => Value::Float(*number),
                 (Value::Mean(mean), _) => Value::Mean(mean.clone()),
                 _ => Value::Null,
             };
             return Ok((self.plain_bytes(py, value), stored));
         }
-        let bytes = encode.call1((PyBytes::new(py, key), value.object(py)?))?;
-        let bytes = bytes.cast_into::<PyBytes>()?;
+        let bytes = match serialised(encode, value.object(py)?.bind(py)) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let named = unwritable.call1((PyBytes::new(py, key), error.into_value(py)))?;
+                return Err(PyErr::from_value(named));
+            }
+        };
         let stored = Value::Object(bytes.clone().unbind().into_any());
         Ok((Some(bytes), stored))
     }
+}
+
+/// Return the bytes of an object: a copy, because orjson's bytes hold 4 KiB however short they are (seen in 3.13).
+pub fn serialised<'py>(encode: &Bound<'py, PyAny>, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = encode.call1((object,))?;
+    Ok(PyBytes::new(encode.py(), bytes.cast::<PyBytes>()?.as_bytes()))
 }
 
 impl Value {

@@ -5,7 +5,7 @@
 //! is the store around it, `table.py` the reference.
 
 use crate::breathe;
-use crate::numbers::{Numbers, Value, WORD, word};
+use crate::numbers::{Numbers, Value, WORD, serialised, word};
 use crate::router::SEED;
 use crate::row_table::{EMPTY, Place, Row, RowTable, placed, start_of};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -18,6 +18,8 @@ use xxhash_rust::xxh64::xxh64;
 /// What Kafka Streams writes behind the key in the changelog of a window store: a sequence number.
 const SEQUENCE: [u8; 4] = [0; 4];
 const NO_TIMESTAMP: i64 = -1;
+/// The memory of an object for each byte of it: `state/table.py` has the same.
+const LIVE_FACTOR: f64 = 4.0;
 /// How many records are approached at once.
 const BLOCK: usize = 32;
 
@@ -54,6 +56,16 @@ pub struct Rows {
     /// Some value is no number of the serde: the caller adds records one by one, so that errors belong to one.
     #[pyo3(get)]
     odd: bool,
+    /// The row that `value` has returned, which `put` changes.
+    at: u32,
+    /// No window that starts later is in the database, unless it is also here: it need not be looked up.
+    #[pyo3(get, set)]
+    stored_to: i64,
+    /// The average length of the values that Python has serialised.
+    #[pyo3(get, set)]
+    average: f64,
+    /// Values that `updates` has serialised, until `freeze` takes them or a row changes.
+    serialised: HashMap<u32, Py<PyBytes>>,
 }
 
 #[pymethods]
@@ -78,7 +90,70 @@ impl Rows {
             headers: HashMap::new(),
             commits: 0,
             odd: false,
+            at: EMPTY,
+            stored_to: i64::MAX,
+            average: 0.0,
+            serialised: HashMap::new(),
         })
+    }
+
+    /// Whether the rows change by `value` and `put`, else by `add`.
+    #[getter]
+    fn by_record(&self) -> bool {
+        self.numbers.by_record()
+    }
+
+    /// Return the value of the row of a key, or of its window from `start`; None: there is none. The row is the one that `put`,
+    /// `restore` and `keep` change. `load(place)` returns a row that is not in the buffer, or None: of numbers its database bytes,
+    /// else value, timestamp and stored bytes.
+    fn value<'py>(
+        &mut self,
+        py: Python<'py>,
+        key: &Bound<'py, PyBytes>,
+        start: Option<i64>,
+        load: &Bound<'py, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        let plain = key.as_bytes();
+        let hash = xxh64(plain, SEED);
+        let at = placed(hash, start);
+        self.at = match self.rows.find(at, plain, start) {
+            Some(index) => index,
+            None => self.load(py, at, Place::of((hash >> 56) as u8, plain, start), start, load)?,
+        };
+        let row = &self.rows[self.at];
+        if row.expired {
+            Ok(py.None())
+        } else {
+            row.value.object(py)
+        }
+    }
+
+    /// Set the value of the row that `value` has returned; None deletes it. Return the row's timestamp, which is that of its
+    /// latest record.
+    fn put(&mut self, value: &Bound<'_, PyAny>, timestamp: i64) -> PyResult<i64> {
+        let value = self.numbers.value_of(value)?;
+        Ok(self.set(self.at, value, timestamp))
+    }
+
+    /// Set the value of the row that `value` has returned to what it was: a function has changed it in place, and then failed.
+    fn restore(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.serialised.clear();
+        self.rows[self.at].value = self.numbers.value_of(value)?;
+        Ok(())
+    }
+
+    /// Keep the headers of the record that has changed the row that `value` has returned.
+    fn keep(&mut self, headers: Py<PyAny>) {
+        self.headers.insert(self.at, headers);
+    }
+
+    /// Return key and value of the row that began to differ from the database last; None: no row does.
+    fn newest<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, Py<PyAny>)>> {
+        let Some(&index) = self.dirty.last() else {
+            return Ok(None);
+        };
+        let row = &self.rows[index];
+        Ok(Some((PyBytes::new(py, &row.place[1..]), row.value.object(py)?)))
     }
 
     /// Add records, in order. `values` are bytes or objects; without `drops_null_values` they are not looked at in a count.
@@ -252,17 +327,31 @@ impl Rows {
     }
 
     /// Return keys, serialised values (of a mean, the quotients) and timestamps of the changed rows in the order of their
-    /// first change; None: some value needs Python. A row that came and went since the last commit is left out.
-    fn updates<'py>(&self, py: Python<'py>) -> PyResult<Option<Updates<'py>>> {
+    /// first change. A row that came and went since the last commit is left out. `encode` serialises objects; None: some
+    /// value is no number of the serde, or cannot be serialised, so that the rows go one by one.
+    fn updates<'py>(&mut self, py: Python<'py>, encode: &Bound<'py, PyAny>) -> PyResult<Option<Updates<'py>>> {
         if self.odd {
             return Ok(None);
         }
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
-        for &index in &self.dirty {
+        for (done, &index) in self.dirty.iter().enumerate() {
+            breathe(py, done);
             let row = &self.rows[index];
             if !(row.value.is_null() && row.stored.is_null()) {
                 out.0.append(PyBytes::new(py, &row.place[1..]))?;
                 match &row.value {
+                    Value::Object(object) => {
+                        let Ok(bytes) = serialised(encode, object.bind(py)) else {
+                            self.serialised.clear();
+                            return Ok(None);
+                        };
+                        out.1.append(&bytes)?;
+                        self.serialised.insert(index, bytes.unbind());
+                    }
+                    value if !self.numbers.is_plain(value) => {
+                        self.serialised.clear();
+                        return Ok(None);
+                    }
                     Value::Mean(mean) => out
                         .1
                         .append(PyBytes::new(py, &(mean.0 / mean.1 as f64).to_be_bytes()))?,
@@ -284,15 +373,18 @@ impl Rows {
     }
 
     /// Serialise the changed rows, which are then clean: changelog keys, values and timestamps, ordered by place, and the
-    /// places and database rows of each time segment (None without windows) from `horizon` on. `encode(key, value)`
-    /// serialises what is no number of the serde. An error leaves the rows in no defined state: clear them.
+    /// places and database rows of each time segment (None without windows) from `horizon` on. `encode(value)`
+    /// serialises what is no number of the serde; if that fails, `unwritable(key, error)` returns the error to raise. An error leaves the rows in no defined state: clear them.
     fn freeze<'py>(
         &mut self,
         py: Python<'py>,
         encode: &Bound<'py, PyAny>,
+        unwritable: &Bound<'py, PyAny>,
         segment_ms: i64,
         horizon: i64,
     ) -> PyResult<Frozen<'py>> {
+        let mut serialised = std::mem::take(&mut self.serialised);
+        let (mut objects, mut lengths) = (0_usize, 0_usize);
         let mut dirty = std::mem::take(&mut self.dirty);
         let rows = &self.rows;
         py.detach(|| dirty.sort_unstable_by(|&a, &b| rows[a].place[..].cmp(&rows[b].place[..])));
@@ -314,9 +406,21 @@ impl Rows {
                     continue;
                 }
                 let row = &self.rows[index];
-                self.numbers.encoded(py, &row.place[1..], &row.value, encode)?
+                match serialised.remove(&index) {
+                    Some(bytes) => {
+                        let stored = Value::Object(bytes.clone_ref(py).into_any());
+                        (Some(bytes.into_bound(py)), stored)
+                    }
+                    None => self
+                        .numbers
+                        .encoded(py, &row.place[1..], &row.value, encode, unwritable)?,
+                }
             };
             let row = &mut self.rows[index];
+            if let (Value::Object(_), Some(value)) = (&stored, &value) {
+                objects += 1;
+                lengths += value.as_bytes().len();
+            }
             row.stored = stored;
             let key = &row.place[1..];
             if self.windows.is_some() {
@@ -359,6 +463,9 @@ impl Rows {
             out.1.append(value)?;
             self.drop_expired(index);
         }
+        if objects > 0 {
+            self.average = lengths as f64 / objects as f64;
+        }
         Ok((out, families))
     }
 
@@ -368,6 +475,7 @@ impl Rows {
         self.dirty.clear();
         self.by_start.clear();
         self.headers.clear();
+        self.serialised.clear();
         self.odd = false;
     }
 
@@ -387,13 +495,18 @@ impl Rows {
         }
     }
 
-    /// Forget so many clean rows, first those that were not written for the longest time.
-    fn trim(&mut self, excess: usize) {
+    /// Forget so many clean rows, first those that were not written for the longest time. Return the latest start of their
+    /// windows; None: no window was forgotten.
+    fn trim(&mut self, excess: usize) -> Option<i64> {
         let clean = self.rows.iter().filter(|(_, row)| !row.dirty);
         let mut clean: Vec<(u32, u32)> = clean.map(|(index, row)| (self.commits - row.commit, index)).collect();
         clean.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         clean.truncate(excess);
+        let mut latest = None;
         for &(_, index) in &clean {
+            if self.windows.is_some() {
+                latest = latest.max(Some(start_of(&self.rows[index].place)));
+            }
             self.rows.remove(index);
         }
         let rows = &self.rows;
@@ -401,11 +514,17 @@ impl Rows {
             indexes.retain(|&index| rows.has(index));
         }
         self.by_start.retain(|_, indexes| !indexes.is_empty());
+        latest
     }
 
-    /// Return the memory of the rows.
+    /// Return the memory of the rows: of objects, approximately.
     fn size_bytes(&self) -> usize {
-        self.rows.size_bytes() + self.rows.len() * self.numbers.outside()
+        let object = if self.numbers.is_other() {
+            (LIVE_FACTOR * self.average) as usize
+        } else {
+            self.numbers.outside()
+        };
+        self.rows.size_bytes() + self.rows.len() * object
     }
 
     fn __len__(&self) -> usize {
@@ -468,7 +587,10 @@ impl Rows {
         let hash = placed(at.hash, at.start);
         let index = match self.rows.find(hash, at.plain, at.start) {
             Some(index) => index,
-            None => self.load(py, hash, at, load)?,
+            None => {
+                let place = Place::of((at.hash >> 56) as u8, at.plain, at.start);
+                self.load(py, hash, place, at.start, load)?
+            }
         };
         let row = &self.rows[index];
         let old = if row.expired { &Value::Null } else { &row.value };
@@ -480,22 +602,7 @@ impl Rows {
             }
         };
         self.odd |= !self.numbers.is_plain(&value);
-        let row = &mut self.rows[index];
-        if row.expired {
-            // The window begins again; its row keeps its place among the changed ones.
-            (row.expired, row.value, row.stored, row.timestamp) = (false, Value::Null, Value::Null, NO_TIMESTAMP);
-            if let Some(start) = at.start {
-                self.by_start.entry(start).or_default().push(index);
-            }
-        }
-        if row.value.is_null() || at.timestamp > row.timestamp {
-            row.timestamp = at.timestamp;
-        }
-        row.value = value;
-        if !row.dirty {
-            row.dirty = true;
-            self.dirty.push(index);
-        }
+        self.set(index, value, at.timestamp);
         if let Some(headers) = &at.headers {
             self.headers.insert(index, headers.clone().unbind());
         }
@@ -511,36 +618,75 @@ impl Rows {
         Ok(true)
     }
 
+    /// Set the value of a row, and mark it as changed; return its timestamp.
+    fn set(&mut self, index: u32, value: Value, timestamp: i64) -> i64 {
+        self.serialised.clear();
+        let row = &mut self.rows[index];
+        if row.expired {
+            // The window begins again; its row keeps its place among the changed ones.
+            (row.expired, row.value, row.stored, row.timestamp) = (false, Value::Null, Value::Null, NO_TIMESTAMP);
+            let start = start_of(&row.place);
+            self.by_start.entry(start).or_default().push(index);
+        }
+        if row.value.is_null() || timestamp > row.timestamp {
+            row.timestamp = timestamp;
+        }
+        row.value = value;
+        if !row.dirty {
+            row.dirty = true;
+            self.dirty.push(index);
+        }
+        row.timestamp
+    }
+
     /// Return the index of a new row, with what is stored of it.
     fn load<'py>(
         &mut self,
         py: Python<'py>,
         hash: u64,
-        at: &Change<'_, 'py>,
+        place: Place,
+        start: Option<i64>,
         load: &Bound<'py, PyAny>,
     ) -> PyResult<u32> {
-        let place = Place::of((at.hash >> 56) as u8, at.plain, at.start);
-        let found = load.call1((PyBytes::new(py, &place),))?;
-        let (timestamp, number) = if found.is_none() {
-            (NO_TIMESTAMP, &[][..])
+        let found = if start.is_some_and(|start| start > self.stored_to) {
+            None
         } else {
-            let data = found.cast::<PyBytes>()?.as_bytes();
-            if data.len() != self.numbers.row_bytes() {
-                return Err(PyValueError::new_err("a timestamp and a value"));
+            Some(load.call1((PyBytes::new(py, &place),))?).filter(|found| !found.is_none())
+        };
+        let (value, stored, timestamp) = match found {
+            None => (Value::Null, Value::Null, NO_TIMESTAMP),
+            Some(found) if self.numbers.is_other() => {
+                let (value, timestamp, stored) = found.extract::<(Bound<'py, PyAny>, i64, Bound<'py, PyAny>)>()?;
+                (
+                    self.numbers.value_of(&value)?,
+                    self.numbers.value_of(&stored)?,
+                    timestamp,
+                )
             }
-            (word(&data[..WORD]), &data[WORD..])
+            Some(found) => {
+                let data = found.cast::<PyBytes>()?.as_bytes();
+                if data.len() != self.numbers.row_bytes() {
+                    return Err(PyValueError::new_err("a timestamp and a value"));
+                }
+                let number = &data[WORD..];
+                (
+                    self.numbers.decoded(number),
+                    self.numbers.decoded(number),
+                    word(&data[..WORD]),
+                )
+            }
         };
         let index = self.rows.add(Row {
             hash,
-            value: self.numbers.decoded(number),
-            stored: self.numbers.decoded(number),
+            value,
+            stored,
             timestamp,
             commit: self.commits,
             dirty: false,
             expired: false,
             place,
         })?;
-        if let Some(start) = at.start {
+        if let Some(start) = start {
             self.by_start.entry(start).or_default().push(index);
         }
         Ok(index)

@@ -209,12 +209,13 @@ class _Compilation:
         shared: bool = False,
         by_key: bool = False,
         native: frozenset[str] = frozenset(),
+        native_by_record: frozenset[str] = frozenset(),
     ) -> Compiled:
         """Return the generated code of one variant; see `Variant`."""
         compiler = Compiler(
             Analysis(self.subtopology),
             self.operators,
-            Variant(caching, shared, by_key, native),
+            Variant(caching, shared, by_key, native, native_by_record),
             parts=self.parts,
             wrapper=self.wrapper,
             may_drop=self.may_drop,
@@ -285,7 +286,8 @@ def _flushes(compiler: Compiler) -> list[str]:
             names.append(table_joins.flush(compiler, node))
         elif (cached := _cached(compiler, node)) is not None:
             names.append(compiler.flush(node, *cached))
-            if isinstance(node, Aggregate) and node.store.name in compiler.native:
+            stores = compiler.native | compiler.native_by_record
+            if isinstance(node, Aggregate) and node.store.name in stores:
                 native_folds.forward_at_once(compiler, names[-1], node)
     return names
 

@@ -85,9 +85,8 @@ class Program:
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[..., Compiled]
-    """A function from (record cache on, partition shared with other tasks, only the
-    records of each key in order, names of the stores with rows in native memory) to the
-    code, which the first call generates.
+    """A function from the parts of a `Variant` to the code, which the first call
+    generates.
     """
     ahead: Program | None = None
     """The part of the program that runs ahead to find the calls that records need.
@@ -168,14 +167,21 @@ class Program:
         times up to which every record was processed.
         """
         shared = shared or by_key or self.told_times
-        native = frozenset(
-            name
-            for name, store in stores.items()
-            if getattr(store, "rows", None) is not None
+        native: dict[bool, set[str]] = {True: set(), False: set()}
+        for name, store in stores.items():
+            rows = getattr(store, "rows", None)
+            if rows is not None:
+                native[rows.by_record].add(name)
+        code = self.compiled(
+            caching,
+            shared,
+            by_key,
+            frozenset(native[False]),
+            frozenset(native[True]),
         )
         return BoundProgram(
             self,
-            self.compiled(caching, shared, by_key, native),
+            code,
             stores,
             on_failure,
             services or ProgramServices(),

@@ -1,15 +1,18 @@
-"""Finds aggregations that are known folds over numbers: their stores can have rows of
-numbers instead of live objects.
+"""Finds aggregations whose stores can have rows in native memory instead of live
+objects: known folds over numbers, and folds by functions of the user.
 
 The known folds are a count, a mean, and a reduce by `operator.add`, `min` or `max` over
 `int64` or `float64`, without windows or in tumbling and hopping ones. Records come to
 such a store in whole batches. So no other node may use it: between two records, an
 operator or a processor would see the store before or after the whole batch.
 
+A fold by the user's functions, without windows or in tumbling and hopping ones, changes
+rows one by one, in the order of the records. Its rows are numbers or any objects.
+
 The functions of a mean are in this module, too: its rows are totals and counts, and a
 view divides them. Null values are no numbers: they leave a row as it is.
 
-Invariant: in doubt, an aggregation is unknown; an unknown aggregation runs as usual.
+Invariant: in doubt, a fold is not known, and runs as one by functions.
 Invariant: the total of a mean is a float from the first number on, so its rounding
 depends only on the order of the numbers, which is that of offsets.
 Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed
@@ -46,8 +49,9 @@ from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import TimeWindows
 
-Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean"]
-Number: TypeAlias = Literal["int64", "float64"]
+Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean", "function"]
+Number: TypeAlias = Literal["int64", "float64", "other"]
+"""What rows are: numbers of a serde, or any objects."""
 MeanRow: TypeAlias = tuple[float, int]
 """Total and count."""
 
@@ -66,20 +70,32 @@ _MEAN_ROW = Struct(">dq")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A known fold. Units: `windows` are size, advance and grace in milliseconds, None
-    without windows.
+    """A fold over native rows. Units: `windows` are size, advance and grace in
+    milliseconds, None without windows.
     """
 
     kind: Kind
     number: Number
     windows: tuple[int, int, int] | None
 
+    @property
+    def by_record(self) -> bool:
+        """Whether rows change one by one, else by batches of records."""
+        return self.kind == "function"
 
-def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the known folds, by the name of their store; no other node uses these
-    stores.
 
-    `caching`: whether the record cache is on.
+def folds(
+    part: SubTopology,
+    *,
+    caching: bool,
+    in_order: bool = False,
+) -> dict[str, Fold]:
+    """Return the folds over native rows, by the name of their store; no other node uses
+    these stores.
+
+    `caching`: whether the record cache is on. `in_order`: whether each update is
+    forwarded before its record's other results, as in Kafka Streams: then no rows
+    change by batches.
     """
     nodes = {node.name: node for node in part.nodes}
     held_back = frozenset[str]()
@@ -92,11 +108,16 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
         fold = _fold(node)
         if fold is None or not _alone(node, part.nodes):
             continue
-        if not _comes_at_hand(node, nodes):
-            continue
-        # Without the record cache each update leaves at once.
-        if node.name in held_back or _may_follow(node, fold, part.nodes):
-            found[node.store.name] = fold
+        if not fold.by_record and (
+            in_order
+            or not (
+                _comes_at_hand(node, nodes)
+                # Without the record cache each update leaves at once.
+                and (node.name in held_back or _may_follow(node, fold, part.nodes))
+            )
+        ):
+            fold = _by_function(node, fold.windows)
+        found[node.store.name] = fold
     return found
 
 
@@ -153,25 +174,38 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _fold(node: Aggregate) -> Fold | None:
-    """Return the known fold of an aggregation, by its functions, serdes and windows;
-    None if it is unknown.
+    """Return the fold of an aggregation, by its functions, serdes and windows; None if
+    it cannot have native rows.
     """
     if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
         return None
+    windows = None
+    if node.windows is not None:
+        if not isinstance(node.windows, TimeWindows):
+            return None
+        if node.store.kind != "window" or not node.store.step_ms:
+            return None
+        if max(node.windows.size_ms, node.windows.grace_ms) > _MOST_MS:
+            return None
+        windows = (
+            node.windows.size_ms,
+            node.windows.advance_ms,
+            node.windows.grace_ms,
+        )
     kind = known_kind(node)
     number = _number(node.store, kind)
     if kind is None or number is None:
-        return None
-    windows = node.windows
-    if windows is None:
-        return Fold(kind, number, None)
-    if not isinstance(windows, TimeWindows):
-        return None
-    if node.store.kind != "window" or not node.store.step_ms:
-        return None
-    if max(windows.size_ms, windows.grace_ms) > _MOST_MS:
-        return None
-    return Fold(kind, number, (windows.size_ms, windows.advance_ms, windows.grace_ms))
+        return _by_function(node, windows)
+    return Fold(kind, number, windows)
+
+
+def _by_function(node: Aggregate, windows: tuple[int, int, int] | None) -> Fold:
+    """Return the fold of an aggregation whose function is called for each record."""
+    number = next(
+        (name for serde, name in _NUMBERS if serde == node.store.value),
+        None,
+    )
+    return Fold("function", number or "other", windows)
 
 
 def _is_plain(store: StoreSpec) -> bool:

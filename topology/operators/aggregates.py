@@ -14,7 +14,7 @@ Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggrega
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from struct import Struct
 from typing import Any, TypeAlias
@@ -71,7 +71,7 @@ def aggregate(
         native_folds.fold(function, node, record, key_bytes)
         return
     if node.windows is None:
-        _add_to_row(function, node, record, key_bytes)
+        _add_to_row(function, node, record, _Place(key_bytes))
     else:
         _add_by_time(function, node, node.windows, record, key_bytes)
 
@@ -99,8 +99,8 @@ def _add_by_time(
         return
     in_place = not node.emit_on_close
     if in_place and isinstance(windows, TimeWindows) and windows.tumbles:
-        row = _tumbling_key(function, node, windows, record, key_bytes, birth)
-        _add_to_row(function, node, record, row)
+        place = _in_tumbling_window(function, node, windows, record, key_bytes, birth)
+        _add_to_row(function, node, record, place)
     else:
         _add_to_windows(function, node, windows, record, key_bytes, birth)
         _forward_closed(function, node, operator_time)
@@ -216,7 +216,11 @@ def table_aggregate(
         if forwards and function.analysis.wants_old(node)
         else None
     )
-    undo = () if node.adder is None else undo_of(function, node.store, entry, before)
+    undo = (
+        ()
+        if node.adder is None
+        else undo_of(function, node.store, before, f"{entry}.value = {{}}")
+    )
     new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node, undo=undo)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):
@@ -297,45 +301,170 @@ def _aggregating(
     return aggregated
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The generated variables that say which row a record changes: that of a key, or of
+    a key and a window.
+    """
+
+    key_bytes: str
+    start: str = "None"
+    start_bytes: str | None = None
+    """The start as the last bytes of the row's key. None: there is no window, or
+    nothing needs the key.
+    """
+
+    def row_key(self, function: Body) -> str:
+        """Generate the key of the row; return its variable."""
+        if self.start_bytes is None:
+            return self.key_bytes
+        key = function.fresh("window_key")
+        function.line(f"{key} = {self.key_bytes} + {self.start_bytes}")
+        return key
+
+
+class _LiveRow:
+    """Generates the changes of a row that is an entry of the store's write buffer."""
+
+    def __init__(
+        self,
+        function: Body,
+        node: Aggregate,
+        row_key: str,
+    ) -> None:
+        self._function = function
+        self._node = node
+        self._row_key = row_key
+        self._entry = function.entry_of(node.store, row_key)
+        self.before = function.fresh("old")
+        """The variable of the value before the record."""
+        function.line(f"{self.before} = {self._entry}.value")
+
+    def undo(self) -> Sequence[str]:
+        """Return the lines that undo a change in place: see `undo_of`."""
+        return undo_of(
+            self._function,
+            self._node.store,
+            self.before,
+            f"{self._entry}.value = {{}}",
+        )
+
+    def put(self, new: str, timestamp: str) -> None:
+        """Generate code that sets the value, and the timestamp if the record is the
+        latest of the row.
+        """
+        function = self._function
+        entry = self._entry
+        function.line(f"{entry}.value = {new}")
+        with function.block(
+            f"if {self.before} is None or {timestamp} > {entry}.timestamp:"
+        ):
+            function.line(f"{entry}.timestamp = {timestamp}")
+        function.touch(self._node.store, self._row_key, entry)
+        if not self._node.emit_on_close:
+            function.keep_headers(self._node, entry)
+
+    def timestamp(self) -> str:
+        """Generate the timestamp of the row; return its variable."""
+        timestamp = self._function.fresh("timestamp")
+        self._function.line(f"{timestamp} = {self._entry}.timestamp")
+        return timestamp
+
+
+class _NativeRow:
+    """Generates the changes of a row in native memory: see `NativeTable`."""
+
+    def __init__(
+        self,
+        function: Body,
+        node: Aggregate,
+        place: _Place,
+    ) -> None:
+        self._function = function
+        self._node = node
+        self._store = function.unit.store(node.store)
+        self._timestamp = function.fresh("timestamp")
+        function.unit.bind(
+            f"value_{self._store}",
+            f"value_{self._store} = {self._store}.rows.value",
+            f"put_{self._store} = {self._store}.rows.put",
+            f"load_row_{self._store} = {self._store}.load_row",
+        )
+        self.before = function.fresh("old")
+        """The variable of the value before the record."""
+        function.line(
+            f"{self.before} = value_{self._store}"
+            f"({place.key_bytes}, {place.start}, load_row_{self._store})"
+        )
+        function.remember(node.store, self.before)
+
+    def undo(self) -> Sequence[str]:
+        """Return the lines that undo a change in place: see `undo_of`."""
+        return undo_of(
+            self._function,
+            self._node.store,
+            self.before,
+            f"{self._store}.rows.restore({{}})",
+        )
+
+    def put(self, new: str, timestamp: str) -> None:
+        """Generate code that sets the value, and the timestamp if the record is the
+        latest of the row.
+        """
+        function = self._function
+        function.line(f"{self._timestamp} = put_{self._store}({new}, {timestamp})")
+        if function.compiler.caches(self._node) and function.analysis.edges(self._node):
+            with function.block("if headed:"):
+                function.line(f"{self._store}.rows.keep(process.headers or ())")
+
+    def timestamp(self) -> str:
+        """Return the variable of the row's timestamp."""
+        return self._timestamp
+
+
 def _add_to_row(
     function: Body,
     node: Aggregate,
     record: RecordVariables,
-    key_bytes: str,
+    place: _Place,
     skip: str | None = None,
 ) -> None:
-    """Generate code that aggregates a record into the row of its key and forwards the
-    row. It is the last code for this record.
+    """Generate code that aggregates a record into its row and forwards the row. It is
+    the last code for this record.
 
     `skip`: the statement that goes on with the next record after a failure; None: the
     function's own.
     """
-    entry = function.entry_of(node.store, key_bytes)
-    before = function.fresh("old")
-    function.line(f"{before} = {entry}.value")
-    forwards = (
-        not function.compiler.caches(node)
-        and not node.emit_on_close
-        and function.analysis.edges(node)
-    )
+    forwards = _forwards(function, node)
+    native = node.store.name in function.compiler.native_by_record
+    row: _NativeRow | _LiveRow
+    if native:
+        row = _NativeRow(function, node, place)
+        row_key = place.row_key(function) if forwards else ""
+    else:
+        row_key = place.row_key(function)
+        row = _LiveRow(function, node, row_key)
     old = (
-        _kept(function, node.store, before, plain=_is_count(node))
+        _kept(function, node.store, row.before, plain=_is_count(node))
         if forwards and function.analysis.wants_old(node)
         else None
     )
     if old is not None:
-        old = _begun(function, node, before, old, skip)
-    value = _new_aggregate(function, node, record, entry, before, skip)
-    function.touch(node.store, key_bytes, entry)
-    if not node.emit_on_close:
-        function.keep_headers(node, entry)
+        old = _begun(function, node, row.before, old, skip)
+    value = _new_aggregate(function, node, record, row, skip)
+    row.put(value, record.timestamp)
     if forwards:
-        timestamp = function.fresh("timestamp")
-        function.line(f"{timestamp} = {entry}.timestamp")
-        function.forward(
-            node,
-            replace(_row(node, record, key_bytes, value, timestamp), old=old),
-        )
+        forwarded = _row(node, record, row_key, value, row.timestamp())
+        function.forward(node, replace(forwarded, old=old))
+
+
+def _forwards(function: Body, node: Aggregate) -> bool:
+    """Whether each update of a row is forwarded at once."""
+    return bool(
+        not function.compiler.caches(node)
+        and not node.emit_on_close
+        and function.analysis.edges(node)
+    )
 
 
 def _add_to_windows(
@@ -352,7 +481,6 @@ def _add_to_windows(
     operator_time = function.operator_time(node)
     pack = function.unit.constant("window_start_bytes", _START_BYTES)
     start = function.fresh("start")
-    key = function.fresh("window_key")
     if isinstance(windows, TimeWindows):
         first = (
             f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * "
@@ -384,13 +512,15 @@ def _add_to_windows(
             function.drop(node, "late")
         if late:
             function.line(f"{late} = False")
-        function.line(f"{key} = {key_bytes} + {start_bytes}")
+        place = _Place(key_bytes, start, start_bytes)
         if node.emit_on_close:
+            key = place.row_key(function)
+            place = _Place(key)
             function.line(
                 f"{_closing(function.compiler, node, windows, operator_time)}.add({key})"
             )
         # A record fails once, with the windows that remain.
-        _add_to_row(function, node, replace(record), key, skip="break")
+        _add_to_row(function, node, replace(record), place, skip="break")
     if late:
         with function.block(f"if {late}:"):
             function.call_late(node, record)
@@ -648,13 +778,13 @@ def _new_aggregate(
     function: Body,
     node: Aggregate,
     record: RecordVariables,
-    entry: str,
-    old: str,
+    row: _NativeRow | _LiveRow,
     skip: str | None,
 ) -> str:
-    """Generate the new value and timestamp of a row; return the variable of the value.
-    A deleted row starts from the initial value.
+    """Generate the new value of a row; return its variable. A deleted row starts from
+    the initial value.
     """
+    old = row.before
     if node.aggregator is None:
         first = "1"
         later = f"{old} + 1"
@@ -677,36 +807,30 @@ def _new_aggregate(
         )
     if node.aggregator is None:
         new = function.fresh("new")
-        function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
-    else:
-        undo = undo_of(function, node.store, entry, old)
-        new = function.guarded(
-            "new",
-            f"{first} if {old} is None else {later}",
-            node,
-            skip,
-            undo,
-        )
-        function.line(f"{entry}.value = {new}")
-    with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
-        function.line(f"{entry}.timestamp = {record.timestamp}")
-    return new
+        function.line(f"{new} = {first} if {old} is None else {later}")
+        return new
+    return function.guarded(
+        "new",
+        f"{first} if {old} is None else {later}",
+        node,
+        skip,
+        row.undo(),
+    )
 
 
-def _tumbling_key(
+def _in_tumbling_window(
     function: Body,
     node: Aggregate,
     windows: TimeWindows,
     record: RecordVariables,
     key_bytes: str,
     birth: str,
-) -> str:
+) -> _Place:
     """Generate code that computes the window of a record and drops a late record;
-    return the variable of the window's key.
+    return the place of the window's row.
     """
     start = function.fresh("start")
     start_bytes = function.fresh("start_bytes")
-    key = function.fresh("window_key")
     pack = function.unit.constant("window_start_bytes", _START_BYTES)
     function.line(
         f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}"
@@ -716,6 +840,9 @@ def _tumbling_key(
         record,
         f"{start} + {windows.size_ms + windows.grace_ms} <= {birth}",
     )
+    native = node.store.name in function.compiler.native_by_record
+    if native and not _forwards(function, node):
+        return _Place(key_bytes, start)
     if function.over_batch:
         # Most neighbours in a batch are in the same window.
         last = function.fresh("last_start")
@@ -725,8 +852,7 @@ def _tumbling_key(
             function.line(f"{start_bytes} = {pack}({start})")
     else:
         function.line(f"{start_bytes} = {pack}({start})")
-    function.line(f"{key} = {key_bytes} + {start_bytes}")
-    return key
+    return _Place(key_bytes, start, start_bytes)
 
 
 OPERATORS: Mapping[type[Node], Operator] = {
@@ -740,11 +866,13 @@ OPERATORS: Mapping[type[Node], Operator] = {
 def undo_of(
     function: Body,
     store: StoreSpec,
-    entry: str,
     before: str,
+    restore: str,
 ) -> Sequence[str]:
     """Generate code before a call that may change the value of a row; return the lines
     that undo the change.
+
+    `restore`: the statement that sets the value of the row to `{}`.
 
     A store hands out its rows as live objects, and an aggregator may change them in
     place before it raises. If a failed record may be dropped while the task goes on,
@@ -777,5 +905,5 @@ def undo_of(
         changeable,
         f"    if {kept} is None:",
         "        raise  # nothing tells what the row was: dropping the record could leave a part of it",
-        f"    {entry}.value = {decode}({kept})",
+        f"    {restore.format(f'{decode}({kept})')}",
     )

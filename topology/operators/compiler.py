@@ -57,9 +57,9 @@ class Variant:
     by_key: bool = False
     """Whether only the records of each key come in order."""
     native: frozenset[str] = frozenset()
-    """The names of stores whose rows are numbers in native memory: see
-    `known_folds`.
-    """
+    """The names of stores whose native rows change by batches: see `known_folds`."""
+    native_by_record: frozenset[str] = frozenset()
+    """The names of stores whose native rows change one by one."""
 
 
 class Compiler:
@@ -81,6 +81,7 @@ class Compiler:
         self.caching = variant.caching
         self.shared = variant.shared
         self.native = variant.native
+        self.native_by_record = variant.native_by_record
         self.timed = timed
         """The topics whose records have births and time marks: see `timed_topics`."""
         self.clocked = clocked

@@ -98,8 +98,9 @@ def forward_at_once(
     if sinks is None:
         return
     function = next(each for each in compiler.unit.functions if each.name == flush)
+    store = compiler.unit.store(node.store)
     function.prologue += [
-        f"updates = None if headed else {compiler.unit.store(node.store)}_rows.updates()",
+        f"updates = None if headed else {store}.rows.updates({store}.encode_row)",
         "if updates is not None:",
         *(f"    {line}" for line in _writes(compiler, sinks)),
         "    return",

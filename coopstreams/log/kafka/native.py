@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 13
+INTERFACE = 14
 """The version of the extension's interface that this module knows; `native/src/lib.rs`
 has the same number.
 """
@@ -249,9 +249,10 @@ def native_tables(
     config: Config,
     *,
     caching: bool,
+    in_order: bool = False,
 ) -> dict[str, MakeTable]:
     """Return the factories of the stores of a task that keep their rows in native
-    memory, by name: the stores of known folds.
+    memory, by name: see `known_folds`.
 
     There are none with a processor wrapper, which is called for each record at each
     node.
@@ -264,7 +265,7 @@ def native_tables(
             NativeTable if fold.windows is None else NativeWindowTable,
             rows=make(fold.kind, fold.number, fold.windows),
         )
-        for name, fold in folds(part, caching=caching).items()
+        for name, fold in folds(part, caching=caching, in_order=in_order).items()
     }
 
 
