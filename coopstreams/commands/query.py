@@ -80,6 +80,15 @@ def query(  # noqa: PLR0913
             help="The row of a versioned store as of this time.",
         ),
     ] = None,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="If the owner does not answer, a standby may whose rows were up to date so long ago; not for versions.",
+            show_default=False,
+        ),
+    ] = None,
     config: AskingFile = None,
 ) -> None:
     """Print the value of a key, its windows or sessions, or the entries of a store: a
@@ -101,7 +110,8 @@ def query(  # noqa: PLR0913
     with asking(url, config, "read", 30) as client:
         asked = _store(client, store)
         if key is not None:
-            _print_rows(client, asked, key, _Times(first, last, as_of), limit)
+            times = _Times(first, last, as_of)
+            _print_rows(client, asked, key, times, limit, max_staleness)
             return
         first_key = None if first is None else _key(first, asked["key"])
         last_key = None if last is None else _key(last, asked["key"])
@@ -112,6 +122,7 @@ def query(  # noqa: PLR0913
             prefix=prefix,
             reverse=reverse,
             page=min(limit + 1, 1000),
+            max_staleness_ms=max_staleness,
         )
         for entry in islice(entries, limit):
             _print(_shown(entry))
@@ -169,6 +180,7 @@ def _print_rows(
     key: str,
     times: _Times,
     limit: int,
+    max_staleness: int | None,
 ) -> None:
     """Print the value of a key, or its windows, sessions or versions.
 
@@ -176,7 +188,7 @@ def _print_rows(
         Exit: the key has none; standard error says so.
     """
     kind = store["kind"]
-    found = _rows(client, store, _key(key, store["key"]), times, limit)
+    found = _rows(client, store, _key(key, store["key"]), times, limit, max_staleness)
     for one in found[:limit]:
         if one is not None:
             _print(asdict(one))
@@ -202,21 +214,25 @@ def _rows(
     key: Any,
     times: _Times,
     limit: int,
+    max_staleness: int | None,
 ) -> list[Any]:
     """Return the value of a key, or its windows, sessions or versions. If there are
     more windows or sessions than `limit`, return one more than `limit`.
     """
     name = store["name"]
     bounds_ms = times.bounds_ms
+    in_windows = store["kind"] in ("window", "session")
+    versions = times.as_of is not None or (times.are_given and not in_windows)
+    if versions and max_staleness is not None:
+        raise _bad("--max-staleness: only the owner of a key knows its versions")
     if times.as_of is not None:
         return [client.as_of(name, key, _time("--as-of", times.as_of))]
-    if store["kind"] == "window":
-        return [*client.windows(name, key, *bounds_ms, limit=limit + 1)]
-    if store["kind"] == "session":
-        return [*client.sessions(name, key, *bounds_ms, limit=limit + 1)]
+    if in_windows:
+        ask = client.windows if store["kind"] == "window" else client.sessions
+        return [*ask(name, key, *bounds_ms, limit + 1, max_staleness_ms=max_staleness)]
     if times.are_given:
         return [*client.versions(name, key, *bounds_ms)]
-    return [client.get(name, key)]
+    return [client.get(name, key, max_staleness_ms=max_staleness)]
 
 
 def _shown(entry: EntryFound) -> dict[str, Any]:

@@ -285,12 +285,14 @@ class Standbys:
         for task, standby in self._standbys.items():
             groups = groups_of(task.key_range)
             standby.lags = {
-                spec.name: ends[at]
-                - (standby.database.checkpoints(spec.name).offset(groups) or 0)
+                spec.name: _lag(
+                    standby.database.checkpoints(spec.name).offset(groups) or 0,
+                    ends[at],
+                )
                 for at, spec in standby.changelogs.items()
             }
             for store, lag in standby.lags.items():
-                self._metrics.standby_lag(task, store, max(0, lag))
+                self._metrics.standby_lag(task, store, lag)
             standby.measured(
                 self._acceptable,
                 warming=task in self._warming,
@@ -345,7 +347,7 @@ class Standbys:
         self._metrics.standbys(len(self._standbys) - warming, warming)
         self.figures = {
             task: StandbyFigures(
-                {store: max(0, lag) for store, lag in standby.lags.items()},
+                standby.lags,
                 task in self._warming,
                 standby.ready,
                 self._eta_s(task, standby),
@@ -368,6 +370,15 @@ class Standbys:
         to_go += [store.eta_s for store in self._restores.downloading(task)]
         known = [eta_s for eta_s in to_go if eta_s is not None]
         return max(known) if known and len(known) == len(to_go) else None
+
+
+def _lag(offset: int, end: int) -> int:
+    """Return the changelog records behind a checkpoint.
+
+    A checkpoint above the end is of a topic that was made anew since, or of records that
+    a broker has lost: nothing of it counts, and the next restore has to find that.
+    """
+    return end - offset if offset <= end else max(1, end)
 
 
 def _true_ms(standby: _Standby, groups: KeyGroups) -> int:

@@ -340,12 +340,17 @@ class QueryService:
     ) -> list[PartialPage]:
         """Return the parts of all owners that answer, and of standbys for the others;
         if `asked` is `local`, of this instance only.
+
+        An owner for which no standby could answer has as long as in any other scan.
         """
         placement = self.backend.placement()
+        in_all_s = self.limits.ask_part_s
+        stands = bool(stand_in(placement, store, (), asked))
+        owner_s = min(self.limits.forward_s, in_all_s / 2) if stands else in_all_s
 
-        async def part(instance: Peer, of: Query) -> PartialPage:
+        async def part(instance: Peer, of: Query, timeout_s: float) -> PartialPage:
             try:
-                return await self._part_of(instance, store, of, self.limits.forward_s)
+                return await self._part_of(instance, store, of, timeout_s)
             except QueryError as error:
                 if error.code != "TASK_MOVING":
                     raise
@@ -358,7 +363,9 @@ class QueryService:
             for owner in owned
             if asked == "any" or owner.instance.id == placement.here
         }
-        parts = await _all_or_none([part(each, query) for each in owners.values()])
+        parts = await _all_or_none(
+            [part(each, query, owner_s) for each in owners.values()]
+        )
         covered = [
             (cover.partition, cover.key_range)
             for each in parts
@@ -376,6 +383,7 @@ class QueryService:
                             for partition, key_range in ranges
                         ),
                     ),
+                    in_all_s - owner_s,
                 )
                 for instance, ranges in standing.values()
             ]

@@ -120,7 +120,6 @@ def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
         "coopstreams_redelivered_records_total",
         "coopstreams_restored_records_total",
         "coopstreams_snapshot_bytes",
-        "coopstreams_snapshot_created_timestamp_seconds",
         "coopstreams_snapshot_keys_total",
         "coopstreams_time_marks_total",
     }

@@ -237,6 +237,24 @@ def test_a_changelog_that_is_made_anew_is_followed_from_its_beginning(
     setting.databases.leave(TASK)
 
 
+@pytest.mark.parametrize(("again", "lag"), [(0, 1), (ACCEPTABLE + 1, ACCEPTABLE + 1)])
+def test_a_standby_of_a_changelog_that_was_made_anew_is_behind_by_all_of_it(
+    setting: Setting, again: int, lag: int
+) -> None:
+    """Its checkpoint is above the end: it is not ahead."""
+    setting.write(2 * ACCEPTABLE)
+    setting.standbys.want([TASK])
+    setting.follow(2)
+    assert lags(setting) == [0]
+    setting.log.delete_topics([CHANGELOG.topic])
+    setting.log.create_topics([TopicSpec(CHANGELOG.topic, 1)])
+    setting.written = 0
+    setting.write(again)
+    look(setting)
+    assert lags(setting) == [lag]
+    assert setting.standbys.figures[TASK].ready is (lag <= ACCEPTABLE)
+
+
 def test_a_quiet_standby_stays_young(setting: Setting) -> None:
     """Nothing is written, so its checkpoint stays true; and says so."""
     setting.write(5)

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from typer.testing import CliRunner
 
 from coopstreams.query.access import Access
 from coopstreams.query.client import QueryClient
 from coopstreams.query.client_requests import Standby
+from coopstreams.query.parameters import RequestLimits
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.task_id import TaskId
+from tests.command_line import app
 from tests.query.cluster import HOUR, Cluster, Data, Node
 
 OLD: Data = {
@@ -51,8 +55,11 @@ class Shop:
     def get(
         self, path: str, node: Node | None = None, **headers: str
     ) -> httpx.Response:
-        url = (node or self.cluster.nodes[0]).url
-        return httpx.get(f"{url}/v1/stores/{path}", headers=headers, timeout=60)
+        return self.asked(node or self.cluster.nodes[0], path, **headers)
+
+    @staticmethod
+    def asked(node: Node, path: str, **headers: str) -> httpx.Response:
+        return httpx.get(f"{node.url}/v1/stores/{path}", headers=headers, timeout=60)
 
     def key_of(self, node: Node) -> str:
         return next(
@@ -173,6 +180,15 @@ def test_a_scan_has_each_key_once_from_owners_and_from_standbys_for_the_others(
     }
 
 
+def test_without_standbys_a_scan_waits_for_owners_as_long_as_any_other() -> None:
+    limits = RequestLimits(request_s=60.0, forward_s=0.0, connect_s=60.0, retry_s=0.3)
+    with Cluster(2, limits) as cluster:
+        cluster.deal(2, NEW)
+        cluster.locate(cluster.placed)
+        answer = Shop.asked(cluster.nodes[0], "counts/range?max_staleness=500").json()
+    assert len(answer["entries"]) == len(NEW["counts"])
+
+
 def test_a_scan_is_refused_if_a_range_has_no_fresh_standby(shop: Shop) -> None:
     shop.away(shop.cluster.nodes[0])
     answer = shop.get("counts/range?max_staleness=499")
@@ -230,6 +246,26 @@ def test_the_client_says_which_answers_are_stale(shop: Shop) -> None:
         assert one == found
         assert len(client.windows("hours", "k", max_staleness_ms=500)) == 5
         assert len(list(client.range("counts", page=7, max_staleness_ms=500))) == 60
+
+
+def test_the_command_line_asks_standbys_if_it_may(shop: Shop) -> None:
+    owner = shop.cluster.nodes[0]
+    shop.away(owner)
+    url = shop.cluster.nodes[1].url
+
+    def asked(*words: str) -> list[Any]:
+        done = CliRunner().invoke(app, ["query", url, *words, "--max-staleness", "500"])
+        assert done.exit_code == 0, done.output
+        return [orjson.loads(line) for line in done.stdout.splitlines()]
+
+    (found,) = asked("counts", shop.key_of(owner))
+    assert found["standby"] == BEHIND
+    assert len(asked("counts")) == len(OLD["counts"])
+    assert len(asked("hours", "k")) == len(OLD["hours"])
+    assert len(asked("visits", "k")) == len(OLD["visits"])
+    words = ["query", url, "prices", "k", "--from", "1", "--max-staleness", "500"]
+    refused = CliRunner().invoke(app, words)
+    assert "only the owner of a key knows its versions" in str(refused.exception)
 
 
 def test_metadata_names_the_standbys_of_key_ranges(shop: Shop) -> None:
