@@ -5,6 +5,8 @@ Heartbeats, joins and hooks all run on the I/O thread. Hooks must return at once
 they run, no heartbeat is sent.
 
 Invariant: the hooks learn of a lost membership before a new one can begin.
+Invariant: a member that wants a rebalance asks for it shortly before the others send
+their heartbeats (`heartbeats`): then it waits for them as briefly as they for each other.
 Turned down: a state machine of our own (kafka-python's has met more brokers).
 Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended;
 `_generation`, `_heartbeat_wakeup` and the `_on_join_*`, `_send_*`, `_handle_*` and
@@ -25,6 +27,7 @@ from kafka.structs import MemberState
 
 from coopstreams.common.host import Host
 from coopstreams.group.coordinator_interface import Hooks, Timings
+from coopstreams.group.heartbeats import Heartbeats
 from coopstreams.group.kafka_network import Network
 
 PROTOCOL = "coopstreams"
@@ -32,6 +35,10 @@ PROTOCOL = "coopstreams"
 it.
 """
 _LAST_HEARTBEAT_S = 0.5
+_LEAD_S = 0.05
+"""How long before the moment of the heartbeats a member joins that wants a rebalance:
+the broker must have its request when the others ask.
+"""
 
 
 class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
@@ -83,6 +90,9 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
             heartbeat_interval_ms=timings.heartbeat,
             max_poll_interval_ms=timings.session,
         )
+        self.heartbeat = Heartbeats(group, host, **self.config)
+        self._told = False
+        """Whether the group has said that it rebalances, since the last join."""
 
     @property
     def identity(self) -> tuple[int, str]:
@@ -150,10 +160,17 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
 
     async def _on_join_prepare_async(
         self,
-        generation: int,  # noqa: ARG002
+        generation: int,
         member_id: str,  # noqa: ARG002
         timeout_ms: float | None = None,  # noqa: ARG002
     ) -> None:
+        while (  # heartbeats continue meanwhile
+            generation >= 0
+            and not self._told
+            and self.is_joined
+            and self.heartbeat.time_to_next_heartbeat() > _LEAD_S
+        ):
+            await self._network.sleep(0.005)
         patient_until = time.monotonic() + self._patience_s
         while (
             not self._hooks.may_join() and time.monotonic() < patient_until
@@ -167,6 +184,7 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         protocol: str,  # noqa: ARG002
         member_assignment_bytes: bytes,
     ) -> None:
+        self._told = False
         if self._hooks.joined(generation, bytes(member_assignment_bytes)):
             self.request_rejoin()
 
@@ -212,6 +230,7 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
             super()._handle_heartbeat_response(response, send_time)
         except errors.RebalanceInProgressError:
             self.heard_at = self._beat_at
+            self._told = True
             raise
         except (
             errors.FencedInstanceIdError,

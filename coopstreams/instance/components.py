@@ -690,8 +690,7 @@ class Components:
         return count
 
     def closed(self, task: Task) -> None:
-        """Release the database of a closed task, and remove its metrics."""
-        self.databases.leave(task.id)
+        """Remove the metrics of a closed task."""
         self.tallies.closed(task)
         self.metrics.task_closed(task.id)
 

@@ -500,6 +500,9 @@ class Instance:
         self.components.metrics.rebalanced(event.generation)
         self.components.directory.note_member(self.member.id)
         self._threads.known(self.presence.known_threads(event.cluster))
+        # A static member takes its predecessor's tasks in a generation that may have
+        # been told of other ids. It has asked for the next one.
+        self.registry.unheard = not self._threads.take_tasks
         self.opener.follow_generation(event)
         self.registry.standbys = event.standbys
         self._do(self.registry.assigned(event.added, event.revoked))
@@ -716,7 +719,7 @@ class Instance:
                     closing.setdefault(self._homes[id_], []).append(self._tasks[id_])
                 case Do.RELEASE:
                     if not self._closing:  # else it may be back soon
-                        self.components.databases.moved_away(id_, self._kept())
+                        self.opener.moved_away(id_, self._kept())
                     released.append(id_)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
@@ -769,6 +772,7 @@ class Instance:
             del self._tasks[task.id], self._homes[task.id]
             # First: a view must not be opened in a database that is about to be closed.
             self._publish()
+            self.opener.closed(task.id)
             self.components.closed(task)
 
     def _close(self, *, clean: bool) -> None:

@@ -52,7 +52,7 @@ class StreamThreads:
         self._numbers = set(range(threads))
         """The numbers in use, including those of threads that are to be started."""
         self._leaving: set[int] = set()
-        self._known = set(range(threads))
+        self._known = set[int]()
         """The numbers of the threads whose transactional ids the group knows."""
         self._uneven = False
         """Whether a thread was added, and the local tasks were not spread over all
@@ -204,6 +204,11 @@ class StreamThreads:
         numbers.
         """
         self._known.update(numbers)
+
+    @property
+    def take_tasks(self) -> bool:
+        """Whether the group knows the transactional id of some thread."""
+        return bool(self._known)
 
     def home(self, task: TaskId, homes: Mapping[TaskId, StreamThread]) -> StreamThread:
         """Return the thread that takes a task: the one with the fewest tasks of the

@@ -92,6 +92,11 @@ class TaskRegistry:
         """The revoked tasks that are not released yet."""
         self._ending: set[TaskId] = set()
         """The tasks that a stream thread is closing, perhaps waiting for calls."""
+        self.unheard = False
+        """Whether the group does not know the transactional ids of this process yet.
+        Then no task is opened: others would end its transactions as those of a dead
+        process.
+        """
         self._stopped = False
 
     @property
@@ -225,7 +230,7 @@ class TaskRegistry:
         for task in sorted(self.wanted):
             if self.states.get(task, State.WAITING) is not State.WAITING:
                 continue
-            busy = any(
+            busy = self.unheard or any(
                 other != task and state is not State.WAITING and task.conflicts(other)
                 for other, state in self.states.items()
             )

@@ -7,6 +7,9 @@ and restores the state.
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
     sink       of a task with an external sink: a session there, which ends all earlier ones
 
+It also gives back the databases of closed tasks, and deletes what has moved away: in the
+order of its requests, so a task that comes back finds its database closed.
+
 Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its
 state matches its positions.
 """
@@ -14,7 +17,7 @@ state matches its positions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -122,7 +125,31 @@ class _StandBy:
     epoch: int
 
 
-_Request: TypeAlias = _TaskOpening | _StandBy | _TakeOver | TaskId | Assigned | None
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A request to give back the database of a closed task."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class _MovedAway:
+    """A request to delete the rows of a task, but those of `here`."""
+
+    task: TaskId
+    here: frozenset[TaskId]
+
+
+_Request: TypeAlias = (
+    _TaskOpening
+    | _StandBy
+    | _TakeOver
+    | _Closed
+    | _MovedAway
+    | TaskId
+    | Assigned
+    | None
+)
 
 
 class Opener:
@@ -227,6 +254,16 @@ class Opener:
     def cancel(self, task: TaskId) -> None:
         """Stop opening a task. A `Cancelled` event follows if it was not open yet."""
         self._ask(task)
+
+    def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:
+        """Delete the rows of a task that has moved away, except those of `here`."""
+        self._ask(_MovedAway(task, frozenset(here)))
+
+    def closed(self, task: TaskId) -> None:
+        """Give back the database of a task that was closed. The last task closes it,
+        which takes a while, as does the deletion of its files.
+        """
+        self._ask(_Closed(task))
 
     def stop(self) -> None:
         """End the thread and close the readers."""
@@ -352,6 +389,10 @@ class Opener:
                 self._taken = None if request.waits else self._taken
             elif isinstance(request, _TakeOver):
                 self._taken = None
+            elif isinstance(request, _MovedAway):
+                self._databases.moved_away(request.task, request.here)
+            elif isinstance(request, _Closed):
+                self._databases.leave(request.task)
             elif isinstance(request, _StandBy):
                 self._standbys.want(request.tasks, request.warming)
                 self._standby_epoch = request.epoch

@@ -12,9 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from coopstreams.dev.process import command_line, port_is_free
 
@@ -144,6 +147,19 @@ class Application:
                 )  # at once: it may be restarted meanwhile
                 shutil.rmtree(gone)
 
+    def replace(self, number: int, over: threading.Event) -> None:
+        """Ask a worker to end, which its supervisor restarts; return when the new one is
+        ready, or when all is over.
+        """
+        pid = self.workers().get(number)
+        if pid is None:
+            return
+        _signal(pid, signal.SIGTERM)
+        while self.workers().get(number) in (pid, None) and not over.wait(0.1):
+            pass
+        while not _is_ready(self.urls()[number]) and not over.wait(0.1):
+            pass
+
     def freeze(self, number: int) -> int | None:
         """Pause a worker; return its process id."""
         pid = self.workers().get(number)
@@ -187,6 +203,14 @@ def _children(supervisor: int) -> Iterator[tuple[int, int]]:
                 found = re.search(r"\binstance=(\d+)", " ".join(command_line(pid)))
                 if found:
                     yield int(found[1]), pid
+
+
+def _is_ready(url: str) -> bool:
+    """Return whether a worker says that it is ready."""
+    try:
+        return httpx.get(f"{url}/health/ready", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
 
 
 def _signal(pid: int, which: signal.Signals) -> None:

@@ -7,6 +7,9 @@ stopped, brokers killed, stopped and paused beside them.
 With `--calls`, each order is sent to a service that is slow, fails and hangs, with and
 without state; the output `told` has the orders, each with the one before it.
 
+With `--standbys N`, each task has so many, and what moves does so by a warm-up. With
+`--deploys`, nothing is killed: workers are replaced one after the other, over and over.
+
 At the end everything is compared with the input: under exactly-once nothing is lost,
 doubled or out of order, under at-least-once nothing is lost; no supervisor ended by
 itself. The exit status is 0 if all this holds. A seed fixes the kinds of fault, not
@@ -95,6 +98,17 @@ class Run:
             self.cluster.mend()
             self.faults.note(f"broker {node} is back, all replicas in sync")
 
+    def deploy(self) -> None:
+        """Replace workers one after the other until the end of the run: each is asked to
+        end, and the next one when its successor is ready.
+        """
+        while not self.over.is_set():
+            for number in sorted(self.application.workers()):
+                self.faults.note(f"replace worker {number}")
+                self.application.replace(number, self.over)
+                if self.over.wait(1.0):
+                    return
+
     def _important(self, generator: random.Random) -> tuple[str, int]:
         """Return a broker, and its roles in words."""
         found = {
@@ -177,11 +191,11 @@ class Run:
             self.application.start("second", 2)
 
     @contextmanager
-    def chaos(self) -> Iterator[None]:
-        """Cause faults on two threads; at the end everything runs again."""
+    def chaos(self, *acts: Callable[[], None]) -> Iterator[None]:
+        """Do these acts, each on a thread; at the end everything runs again."""
         hands = [
             threading.Thread(target=self._guarded, args=[act], daemon=True)
-            for act in (self.break_workers, self.break_brokers)
+            for act in acts
         ]
         for hand in hands:
             hand.start()
@@ -218,11 +232,12 @@ def topics_of(cluster: ThreeBrokers) -> Topics:
     return Topics(kafka.unique("chaos"), orders, customers, *outputs)
 
 
-def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
+def settings_of(topics: Topics, guarantee: str, standbys: int) -> dict[str, object]:
     """Return the settings of the workers: the defaults, except those that the
-    comparison needs.
+    comparison needs, and with `standbys` the number of these.
     """
-    return {
+    of_standbys = {"num.standby.replicas": standbys, "acceptable.recovery.lag": 0}
+    return (of_standbys if standbys else {}) | {
         "processing.guarantee": guarantee,
         "session.timeout.ms": SESSION_MS,
         "statestore.cache.max.bytes": 0,  # every update is an output
@@ -297,7 +312,7 @@ def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
     if ordered:
         print(
             f"\nfrom order to count: median {1000 * ordered[len(ordered) // 2]:.0f} ms, 99 of 100 within "
-            f"{ordered[len(ordered) * 99 // 100]:.1f} s"
+            f"{ordered[len(ordered) * 99 // 100]:.1f} s, the longest {ordered[-1]:.1f} s"
         )
     print(f"{len(found)} stalls of more than 3 s; the longest ones:")
     for stall in found[:SHOWN]:
@@ -343,10 +358,18 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
 
 
 def chaos(
-    folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False
+    folder: Path,
+    minutes: float,
+    guarantee: str,
+    seed: int,
+    *,
+    calls: bool = False,
+    standbys: int = 0,
+    deploys: bool = False,
 ) -> list[str]:
     """Run the chaos test; return the differences. `calls`: orders go through a slow
-    service first.
+    service first. `standbys`: of each task. `deploys`: workers are replaced, and nothing
+    is killed.
     """
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
@@ -356,7 +379,11 @@ def chaos(
         if calls:
             environment["TEST_CALLS"] = running.enter_context(SlowService(seed)).address
         application = Application(
-            app, cluster.bootstrap, folder, environment, settings_of(topics, guarantee)
+            app,
+            cluster.bootstrap,
+            folder,
+            environment,
+            settings_of(topics, guarantee, standbys),
         )
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, seed)
@@ -373,12 +400,13 @@ def chaos(
             feeder.start()
             time.sleep(WARM_S)
             began = time.time()
-            with run.chaos():
+            acts = [run.deploy] if deploys else [run.break_workers, run.break_brokers]
+            with run.chaos(*acts):
                 feeder.join(60 * minutes + 600)
             found = settle(run, feeder, exactly=guarantee == EXACTLY_ONCE, calls=calls)
         print(
-            f"\n{guarantee}, seed {seed}, {minutes:g} minutes, {feeder.orders} orders, {len(run.faults.done)} notes of "
-            "faults"
+            f"\n{guarantee}, seed {seed}, {minutes:g} minutes, {standbys} standbys, {feeder.orders} orders, "
+            f"{len(run.faults.done)} notes of faults"
         )
         longest(run, reasons, began)
         return report(run, found, exactly=guarantee == EXACTLY_ONCE)
@@ -398,6 +426,14 @@ def main() -> int:
         "--calls", action="store_true", help="Orders go through a slow service first."
     )
     parser.add_argument(
+        "--standbys", type=int, default=0, metavar="N", help="Standbys of each task."
+    )
+    parser.add_argument(
+        "--deploys",
+        action="store_true",
+        help="Workers are replaced, nothing is killed.",
+    )
+    parser.add_argument(
         "--folder",
         type=Path,
         help="Where logs and data are kept; default: a new one, which stays when something is wrong.",
@@ -412,6 +448,8 @@ def main() -> int:
         arguments.guarantee,
         arguments.seed,
         calls=arguments.calls,
+        standbys=arguments.standbys,
+        deploys=arguments.deploys,
     )
     print("\n" + ("\n".join(["WRONG:", *wrong]) if wrong else "all is well"))
     return 1 if wrong else 0

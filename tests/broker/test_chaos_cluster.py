@@ -27,6 +27,17 @@ def test_brokers_and_workers_come_and_go(
     assert chaos(tmp_path, 1, guarantee, seed, calls=calls) == []
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("deploys", [False, True], ids=["chaos", "deploys"])
+def test_with_standbys_nothing_is_lost_or_doubled_either(
+    tmp_path: Path, deploys: bool
+) -> None:
+    seed = random.SystemRandom().randrange(1, 1_000_000)
+    assert chaos(tmp_path, 1, EXACTLY_ONCE, seed, standbys=1, deploys=deploys) == []
+
+
 def record(key: str, value: int, second: float, partition: int = 0) -> Record:
     return Record(
         key.encode(), value.to_bytes(8, "big"), int(second * 1000), partition, 0, {}

@@ -21,7 +21,8 @@ import pytest
 
 GROUP = Path(__file__).resolve().parents[2] / "coopstreams" / "group"
 SEAM = [
-    GROUP / f"{name}.py" for name in ("kafka_member", "kafka_network", "broker_lookup")
+    GROUP / f"{name}.py"
+    for name in ("heartbeats", "kafka_member", "kafka_network", "broker_lookup")
 ]
 
 
@@ -97,6 +98,12 @@ CALLS = (
         ),
     ),
     Call("kafka.coordinator.base:BaseCoordinator.group_metadata"),
+    Call(
+        "kafka.coordinator.heartbeat:Heartbeat",
+        0,
+        ("group_id", "session_timeout_ms", "heartbeat_interval_ms"),
+    ),
+    Call("kafka.coordinator.heartbeat:Heartbeat.time_to_next_heartbeat"),
     Call("kafka.coordinator.base:BaseCoordinator.need_rejoin"),
     Call("kafka.coordinator.base:BaseCoordinator.poll_heartbeat"),
     Call(
@@ -136,6 +143,7 @@ OVERRIDES = {
         Override("_process_join_group_response", ("response", "send_time")),
         Override("_process_sync_group_response", ("response", "send_time")),
     ),
+    "kafka.coordinator.heartbeat:Heartbeat": (Override("time_to_next_heartbeat"),),
     "kafka.net.inet:KafkaNetSocket": (
         Override("dns_lookup", ("host", "port", "raise_error")),
     ),
@@ -155,7 +163,10 @@ CLIENT_ATTRIBUTES = (
 )
 MEMBER_ATTRIBUTES = (
     "state",
+    "config",
     "coordinator_id",
+    "heartbeat.config",
+    "heartbeat.heartbeat_failed",
     "heartbeat.last_receive",
     "heartbeat.last_reset",
     "heartbeat.last_send",
@@ -163,6 +174,8 @@ MEMBER_ATTRIBUTES = (
     "_heartbeat_wakeup",
     "_heartbeat_loop_future",
 )
+REPLACED = {"heartbeat"}
+"""The attributes of a member that ours are to replace."""
 CONSTANTS = (
     "kafka.structs:MemberState.UNJOINED",
     "kafka.structs:MemberState.STABLE",
@@ -249,7 +262,7 @@ def broken_attributes() -> Iterator[str]:
         member = member_type(client)
         yield from missing(client, CLIENT_ATTRIBUTES, "KafkaNetClient")
         yield from missing(member, MEMBER_ATTRIBUTES, "BaseCoordinator")
-        known = {override.name for override in OVERRIDES[MEMBER]}
+        known = {override.name for override in OVERRIDES[MEMBER]} | REPLACED
         for name in sorted((own_names() - known) & {*vars(member), *dir(base)}):
             yield f"BaseCoordinator has a {name} of its own now, which ours would replace"
 

@@ -111,6 +111,7 @@ def threads(told: list[Event]) -> StreamThreads:
     made = StreamThreads(2, told.append)
     made.make(make)
     made.start()
+    made.known([0, 1])
     return made
 
 
@@ -133,6 +134,15 @@ def test_a_thread_takes_tasks_once_the_group_knows_it(
     assert threads.home(task(4), homes) is third
     assert len(threads.to_move(homes)) == 1
     assert threads.to_move(homes) == [], "once"
+
+
+def test_no_thread_takes_tasks_before_the_group_knows_one() -> None:
+    """A static member has its predecessor's tasks at once, and other transactions."""
+    threads = StreamThreads(1, lambda _: None)
+    threads.known([])
+    assert not threads.take_tasks
+    threads.known([0])
+    assert threads.take_tasks
 
 
 def test_the_last_threads_end_first_and_one_stays(

@@ -38,6 +38,16 @@ def test_a_range_that_is_cut_anew_waits_for_its_predecessor() -> None:
     ]
 
 
+def test_nothing_is_opened_while_the_group_has_not_heard_of_this_process() -> None:
+    """The next generation has; it adds nothing."""
+    registry = TaskRegistry()
+    registry.unheard = True
+    assert registry.assigned([task(0, 127)], []) == []
+    assert registry.states == {task(0, 127): State.WAITING}
+    registry.unheard = False
+    assert registry.assigned([], []) == [Action(Do.OPEN, task(0, 127))]
+
+
 def test_a_task_revoked_while_it_opens_is_cancelled_and_released_once() -> None:
     registry = TaskRegistry()
     registry.assigned([task(0, 127)], [])
