@@ -25,6 +25,19 @@ if TYPE_CHECKING:
         StreamThreadExceptionResponse,
     )
     from coopstreams.topology import errors, serdes
+    from coopstreams.topology.aggregates import (
+        AggregateFunction,
+        count,
+        count_distinct,
+        first,
+        last,
+        max_,
+        mean,
+        min_,
+        quantile,
+        sum_,
+        top_,
+    )
     from coopstreams.topology.calls import CircuitBreaker, Retry
     from coopstreams.topology.compile.processor_stores import (
         KeyValueStore,
@@ -81,6 +94,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AggregateFunction",
     "AsyncQueryClient",
     "BranchedKStream",
     "CallContext",
@@ -132,14 +146,24 @@ __all__ = [
     "WindowStore",
     "Windowed",
     "Windows",
+    "count",
+    "count_distinct",
     "errors",
     "fail_on_invalid_timestamp",
     "field",
+    "first",
     "key_value_store",
+    "last",
     "log_and_skip_on_invalid_timestamp",
+    "max_",
+    "mean",
+    "min_",
     "partition_of",
+    "quantile",
     "serdes",
     "session_store",
+    "sum_",
+    "top_",
     "until_time_limit",
     "until_window_closes",
     "use_partition_time_on_invalid_timestamp",
@@ -159,6 +183,8 @@ _HOME = {
         "coopstreams.sinks.postgres": "PostgresSink",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
+        "coopstreams.topology.aggregates": "AggregateFunction count count_distinct first last max_ mean min_ quantile sum_ "
+        "top_",
         "coopstreams.topology.calls": "CircuitBreaker Retry",
         "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",

@@ -64,6 +64,18 @@ class Serde(Generic[T]):
     """Whether `encode` may write bytes that `decode` cannot read. If so, stores decode
     each row before it is committed.
     """
+    immutable: bool = field(default=False, kw_only=True)
+    """Whether no function changes a value in place, so that operators need no copies of
+    the values in stores.
+    """
+    schema: Any = field(default=None, kw_only=True, compare=False)
+    """A schema of its values, in the form of `json_schema_changes.compared`, by which
+    two versions of a program are compared. None: there is none but that of its decoder.
+    """
+    shown: Callable[[T], Any] | None = field(default=None, kw_only=True, compare=False)
+    """Returns what queries and the test driver show of a row in a store. None: the
+    value itself.
+    """
     around: Callable[[Serde[Any]], Serde[T]] | None = field(default=None, kw_only=True)
     """Returns the same serde of windowed keys for another serde of the key inside.
     None: this serde is not one of windowed keys.

@@ -218,6 +218,9 @@ def schemas_of(serde: Serde[Any]) -> list[Any]:
         if isinstance(part, SchemaSerde):
             schemas.append(part.described)
             continue
+        if part.schema is not None:
+            schemas.append(part.schema)
+            continue
         decoder = decoder_of(part.decode)
         if decoder is not None and decoder.strict and decoder.dec_hook is None:
             with suppress(TypeError):  # it has a part that only a hook could read

@@ -114,9 +114,10 @@ def show_value(
     if value == serdes.raw:
         return _as_text(data)
     try:
-        return value.deserialize(data)
+        found = value.deserialize(data)
     except SerdeError as error:
         raise unreadable(f"{where} cannot be read: {error}", error) from error
+    return found if value.shown is None else value.shown(found)
 
 
 def show_bytes(data: bytes) -> str:

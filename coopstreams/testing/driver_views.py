@@ -251,7 +251,7 @@ class StoreView:
                 if latest_value(entry.value) is None
                 else Row(key, latest_value(entry.value), entry.timestamp)
             )
-        return None if entry.value is None else _row(key, entry)
+        return None if entry.value is None else self._row(key, entry)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
         """Return the version of a row of a versioned table that was valid at
@@ -304,7 +304,7 @@ class StoreView:
         )
         # Windows of longer keys with the same prefix may lie in between.
         rows = [
-            Row(self._key(row), entry.value, entry.timestamp)
+            self._row(self._key(row), entry)
             for row, entry in found
             if len(row) == len(data) + 8
         ]
@@ -371,7 +371,7 @@ class StoreView:
                 for key, value, timestamp in latest
                 if value is not None
             ]
-        return [_row(self._key(key), entry) for key, entry in found]
+        return [self._row(self._key(key), entry) for key, entry in found]
 
     def _sessions(
         self,
@@ -389,9 +389,7 @@ class StoreView:
             for row, entry in self._table(data).scan(data, None)
             if len(row) == len(data) + 16 and row.startswith(data)
         ]
-        rows = [
-            Row(self._key(row), entry.value, entry.timestamp) for row, entry in found
-        ]
+        rows = [self._row(self._key(row), entry) for row, entry in found]
         rows = [
             row
             for row in rows
@@ -408,6 +406,14 @@ class StoreView:
 
     def _key(self, data: bytes) -> Any:
         return self._row_key.deserialize(data)
+
+    def _row(self, key: Any, entry: Entry) -> Row[Any, Any]:
+        """Return the row of an entry, with the value that queries show."""
+        if isinstance(entry.value, Headed):
+            return Row(key, entry.value.value, entry.timestamp, entry.value.headers)
+        shown = self._spec.value.shown
+        value = entry.value if shown is None else shown(entry.value)
+        return Row(key, value, entry.timestamp)
 
     def _table(self, key: bytes) -> TableStore:
         hash_ = key_hash(key)
@@ -431,9 +437,3 @@ def view_of(
         tables,
         None if spec.past is None else view_of(spec.past, partitions),
     )
-
-
-def _row(key: Any, entry: Entry) -> Row[Any, Any]:
-    if isinstance(entry.value, Headed):
-        return Row(key, entry.value.value, entry.timestamp, entry.value.headers)
-    return Row(key, entry.value, entry.timestamp)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from coopstreams import count, mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import (
     parse_key,
@@ -27,6 +28,7 @@ from coopstreams.query.formats import (
 )
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
+from coopstreams.topology.aggregate_rows import rows_of
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.schemas import RegistryUnavailableError
@@ -166,6 +168,13 @@ def test_values_become_what_json_has_for_them() -> None:
         to_json({"exact": Decimal("1.10"), "some": {3}, "none": math.nan}, "v")
         == b'{"exact":"1.10","some":[3],"none":null}'
     )
+
+
+def test_several_aggregates_are_shown_as_their_table_has_them() -> None:
+    several = rows_of({"n": count(), "average": mean("ms")})
+    row = several.serde.serialize((2, 7.0, 2))
+    shown_row = show_value(several.serde, row, "v")
+    assert to_json(shown_row, "v") == b'{"n":2,"average":3.5}'
 
 
 def test_what_cannot_be_shown_says_which_value_it_is() -> None:

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
-from coopstreams import GlobalKTable, TimestampedRecord, TimeWindowedKStream
+from coopstreams import (
+    GlobalKTable,
+    TimestampedRecord,
+    TimeWindowedKStream,
+    count,
+    max_,
+)
 from coopstreams.testing import InputTopic, OutputTopic, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -170,6 +176,10 @@ assert_type(
     ),
     KTable[str, int],
 )
+assert_type(
+    by_carrier.aggregate(n=count(), worst=max_("dep_delay"), store="several"),
+    KTable[str, dict[str, Any]],
+)
 
 # windows
 hours = by_carrier.windowed_by(TimeWindows(hours=1, grace=timedelta(hours=6)))
@@ -202,6 +212,20 @@ assert_type(hours.reduce(lambda old, new: new), KTable[Windowed[str], Flight])
 assert_type(
     hours.aggregate(int, lambda _, f, n: n + f.time_ms, value=serdes.int64).to_stream(),
     KStream[Windowed[str], int],
+)
+assert_type(
+    hours.aggregate(n=count(), retention=timedelta(days=1)),
+    KTable[Windowed[str], dict[str, Any]],
+)
+assert_type(
+    by_carrier.windowed_by(SessionWindows(minutes=5)).aggregate(n=count()),
+    KTable[Windowed[str], dict[str, Any]],
+)
+assert_type(
+    by_carrier.cogroup(n=count())
+    .cogroup(airlines.to_stream().group_by_key(), airlines=count())
+    .aggregate(),
+    KTable[str, dict[str, Any]],
 )
 assert_type(
     hours.count().to_stream().select_key(lambda w, _: w.key, key=serdes.text),

@@ -5,6 +5,7 @@ error that is none is an error.
 
 from dataclasses import dataclass
 
+from coopstreams import count
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.topology_builder import TopologyBuilder
@@ -37,6 +38,10 @@ orders.filter(lambda order: True)  # type: ignore[arg-type, misc]
 orders.map_values(lambda key, order: order)  # type: ignore[arg-type, misc]
 orders.group_by_key().reduce(lambda key, old, new: new)  # type: ignore[arg-type, misc]
 orders.group_by_key().mean()  # type: ignore[misc]
+
+# no aggregates
+orders.group_by_key().aggregate(n=count)  # type: ignore[call-overload]
+orders.group_by_key().aggregate(n=count(), value=serdes.json)  # type: ignore[call-overload]
 
 # keys of different types
 orders.join(numbers, lambda order, number: number)  # type: ignore[arg-type]

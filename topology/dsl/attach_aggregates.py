@@ -7,7 +7,7 @@ as long as they take records.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -157,7 +157,7 @@ def aggregate(
 
 
 def cogroup(
-    parts: list[tuple[Grouped, Function]],
+    parts: Sequence[tuple[Grouped, Function]],
     windows: AnyWindows | None,
     fold: Fold,
     kept: Kept,

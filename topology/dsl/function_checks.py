@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from coopstreams.topology.calls import is_coroutine_function, name_of
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.signatures import signature_of
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -55,7 +56,7 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
             f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values."
         )
     try:
-        signature = _signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return function  # some builtins have no signature
     try:
@@ -66,17 +67,6 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
             f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
-
-
-def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function without evaluating annotations: the names in
-    them may be imported only for type checkers.
-    """
-    if sys.version_info >= (3, 14):
-        from annotationlib import Format
-
-        return inspect.signature(function, annotation_format=Format.STRING)
-    return inspect.signature(function)
 
 
 def _written(signature: inspect.Signature) -> str:

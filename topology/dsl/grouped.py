@@ -12,6 +12,8 @@ from typing import (
 )
 
 from coopstreams.topology import serdes
+from coopstreams.topology.aggregate_rows import rows_of
+from coopstreams.topology.aggregates import AggregateFunction
 from coopstreams.topology.compatibility.other_names import (
     GROUPED_STREAM,
     GROUPED_TABLE,
@@ -25,10 +27,11 @@ from coopstreams.topology.dsl.attach_aggregates import (
     aggregate,
     aggregate_table,
 )
-from coopstreams.topology.dsl.cogrouped import CogroupedKStream
+from coopstreams.topology.dsl.cogrouped import CogroupedKStream, part_of
 from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.dsl.named_aggregates import finished, named, of_table
 from coopstreams.topology.dsl.windowed import (
     SessionWindowedKStream,
     TimeWindowedKStream,
@@ -100,6 +103,7 @@ class KGroupedStream(OtherNames, Generic[K, V]):
             )
         )
 
+    @overload
     def aggregate(
         self,
         initializer: Callable[[], A],
@@ -108,12 +112,43 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         value: Serde[A],
         store: str | Materialized | None = None,
         name: str | None = None,
-    ) -> KTable[K, A]:
+    ) -> KTable[K, A]: ...
+    @overload
+    def aggregate(
+        self,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+        **aggregates: AggregateFunction,
+    ) -> KTable[K, dict[str, Any]]: ...
+    def aggregate(
+        self,
+        initializer: Any = None,
+        aggregator: Any = None,
+        *,
+        value: Any = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+        **aggregates: Any,
+    ) -> Any:
         """Fold the values of each key: `aggregator(key, value, aggregate)`, starting
-        from `initializer()`.
+        from `initializer()`. Or compute several aggregates: `aggregate(n=count(),
+        total=sum_("amount"))`.
 
-        A result of None deletes the row.
+        A result of None deletes the row. Rows with aggregates by name are dicts of
+        these.
         """
+        functions = {
+            "initializer": initializer,
+            "aggregator": aggregator,
+            "value": value,
+        }
+        given = named("aggregate", aggregates, functions, store=store, name=name)
+        if given is not None:
+            rows = rows_of(given)
+            fold = Fold("aggregate", rows.initial, rows.folding(given))
+            table = aggregate(self._group, fold, Kept(rows.serde, store, name))
+            return KTable(finished(table, rows, name))
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(
@@ -124,17 +159,24 @@ class KGroupedStream(OtherNames, Generic[K, V]):
             )
         )
 
+    @overload
     def cogroup(
         self,
         aggregator: Callable[[K, V, A], A | None],
-    ) -> CogroupedKStream[K, A]:
+    ) -> CogroupedKStream[K, A]: ...
+    @overload
+    def cogroup(
+        self,
+        **aggregates: AggregateFunction,
+    ) -> CogroupedKStream[K, dict[str, Any]]: ...
+    def cogroup(self, aggregator: Any = None, **aggregates: Any) -> Any:
         """Begin an aggregation of several grouped streams into one table.
 
-        `aggregator(key, value, aggregate)` is the aggregator of this stream.
+        `aggregator(key, value, aggregate)` is the aggregator of this stream. With
+        aggregates by name, as `cogroup(orders=count())`, each stream has some of the
+        table's.
         """
-        return CogroupedKStream(
-            [(self._group, checked("cogroup", aggregator, "key", "value", "aggregate"))]
-        )
+        return CogroupedKStream([(self._group, part_of(aggregator, aggregates))])
 
     @overload
     def windowed_by(
@@ -204,6 +246,7 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         )
         return KTable(aggregate_table(self._group, fold, Kept(value, store, name)))
 
+    @overload
     def aggregate(
         self,
         initializer: Callable[[], A],
@@ -213,12 +256,52 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         value: Serde[A],
         store: str | Materialized | None = None,
         name: str | None = None,
-    ) -> KTable[K, A]:
+    ) -> KTable[K, A]: ...
+    @overload
+    def aggregate(
+        self,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+        **aggregates: AggregateFunction,
+    ) -> KTable[K, dict[str, Any]]: ...
+    def aggregate(
+        self,
+        initializer: Any = None,
+        adder: Any = None,
+        subtractor: Any = None,
+        *,
+        value: Any = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+        **aggregates: Any,
+    ) -> Any:
         """Fold the values of each group: `adder(key, value, aggregate)`,
-        `subtractor(key, old_value, aggregate)`.
+        `subtractor(key, old_value, aggregate)`. Or compute several aggregates:
+        `aggregate(n=count(), total=sum_("amount"))`.
 
-        The fold starts from `initializer()`. A result of None deletes the row.
+        The fold starts from `initializer()`. A result of None deletes the row. Rows
+        with aggregates by name are dicts of these.
         """
+        functions = {
+            "initializer": initializer,
+            "adder": adder,
+            "subtractor": subtractor,
+            "value": value,
+        }
+        given = named("aggregate", aggregates, functions, store=store, name=name)
+        if given is not None:
+            given = of_table("aggregate", given)
+            rows = rows_of(given)
+            fold = Fold(
+                "aggregate",
+                rows.initial,
+                rows.folding(given),
+                None,
+                rows.subtracting(given),
+            )
+            table = aggregate_table(self._group, fold, Kept(rows.serde, store, name))
+            return KTable(finished(table, rows, name))
         arguments = ("key", "value", "aggregate")
         fold = Fold(
             "aggregate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -12,9 +12,12 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    overload,
 )
 
 from coopstreams.topology import serdes
+from coopstreams.topology.aggregate_rows import rows_of
+from coopstreams.topology.aggregates import AggregateFunction
 from coopstreams.topology.compatibility.other_names import WINDOWED_STREAM, OtherNames
 from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import (
@@ -26,6 +29,7 @@ from coopstreams.topology.dsl.attach_aggregates import (
 from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.dsl.named_aggregates import finished, named
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
@@ -143,6 +147,21 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         """
         return late_stream(self._taken[0] if self._taken else None, name)
 
+    def _named(
+        self,
+        given: Mapping[str, AggregateFunction],
+        store: str | Materialized | None,
+        retention: Duration | None,
+        name: str | None,
+    ) -> KTable[Windowed[K], dict[str, Any]]:
+        """Return the table of several aggregates."""
+        rows = rows_of(given)
+        sessions = isinstance(self._group.windows, SessionWindows)
+        merger = rows.merge if sessions else None
+        fold = Fold("aggregate", rows.initial, rows.folding(given), merger)
+        table = self._kept(fold, Kept(rows.serde, store, name, retention))
+        return KTable(finished(table, rows, name))
+
     def _kept(self, fold: Fold, kept: Kept) -> TableFlow:
         table = aggregate(self._group, fold, kept)
         if table.taken is not None:
@@ -163,6 +182,7 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
 
     __slots__ = ()
 
+    @overload
     def aggregate(
         self,
         initializer: Callable[[], A],
@@ -172,12 +192,43 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         store: str | Materialized | None = None,
         retention: Duration | None = None,
         name: str | None = None,
-    ) -> KTable[Windowed[K], A]:
+    ) -> KTable[Windowed[K], A]: ...
+    @overload
+    def aggregate(
+        self,
+        *,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+        **aggregates: AggregateFunction,
+    ) -> KTable[Windowed[K], dict[str, Any]]: ...
+    def aggregate(
+        self,
+        initializer: Any = None,
+        aggregator: Any = None,
+        *,
+        value: Any = None,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+        **aggregates: Any,
+    ) -> Any:
         """Fold the values of each key and window: `aggregator(key, value, aggregate)`,
-        starting from `initializer()`.
+        starting from `initializer()`. Or compute several aggregates:
+        `aggregate(n=count(), total=sum_("amount"))`.
 
-        A result of None deletes the row.
+        A result of None deletes the row. Rows with aggregates by name are dicts of
+        these.
         """
+        functions = {
+            "initializer": initializer,
+            "aggregator": aggregator,
+            "value": value,
+        }
+        options = {"store": store, "retention": retention, "name": name}
+        given = named("aggregate", aggregates, functions, **options)
+        if given is not None:
+            return self._named(given, store, retention, name)
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(
@@ -199,6 +250,7 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
 
     __slots__ = ()
 
+    @overload
     def aggregate(
         self,
         initializer: Callable[[], A],
@@ -209,13 +261,45 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         store: str | Materialized | None = None,
         retention: Duration | None = None,
         name: str | None = None,
-    ) -> KTable[Windowed[K], A]:
+    ) -> KTable[Windowed[K], A]: ...
+    @overload
+    def aggregate(
+        self,
+        *,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+        **aggregates: AggregateFunction,
+    ) -> KTable[Windowed[K], dict[str, Any]]: ...
+    def aggregate(
+        self,
+        initializer: Any = None,
+        aggregator: Any = None,
+        merger: Any = None,
+        *,
+        value: Any = None,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+        **aggregates: Any,
+    ) -> Any:
         """Fold the values of each key and session: `aggregator(key, value, aggregate)`,
-        starting from `initializer()`.
+        starting from `initializer()`. Or compute several aggregates:
+        `aggregate(n=count(), total=sum_("amount"))`.
 
         Merged sessions become `merger(key, one_aggregate, other_aggregate)`. A result
-        of None deletes the row.
+        of None deletes the row. Rows with aggregates by name are dicts of these.
         """
+        functions = {
+            "initializer": initializer,
+            "aggregator": aggregator,
+            "merger": merger,
+            "value": value,
+        }
+        options = {"store": store, "retention": retention, "name": name}
+        given = named("aggregate", aggregates, functions, **options)
+        if given is not None:
+            return self._named(given, store, retention, name)
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")

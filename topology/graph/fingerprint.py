@@ -107,7 +107,7 @@ def said(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Serde):
-        return value.name
+        return value.name if value.schema is None else [value.name, value.schema]
     if callable(value):
         return "function"
     if isinstance(value, Pattern):

@@ -739,7 +739,7 @@ def _kept(
     place; return its variable. `plain`: the value is of an immutable type, so no copy
     is needed.
     """
-    if plain:
+    if plain or store.value.immutable:
         return before
     old = function.fresh("old")
     unit = function.unit
@@ -882,7 +882,7 @@ def undo_of(
     If every failure ends the task, nothing is generated. Turned down: a value read from
     bytes for each call (twice the cost); copies of flat dicts (the same cost).
     """
-    if not function.compiler.may_drop:
+    if store.value.immutable or not function.compiler.may_drop:
         return ()
     kept = function.fresh("kept")
     unit = function.unit

@@ -93,10 +93,10 @@ def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
 
 
 def snapshot(value: object, serde: Serde[Any]) -> object:
-    """Return the value itself if its type is immutable, else a copy."""
+    """Return the value itself if it is never changed in place, else a copy."""
     return (
         value
-        if value.__class__ in UNCHANGEABLE
+        if serde.immutable or value.__class__ in UNCHANGEABLE
         else serde.deserialize(serde.serialize(value))
     )
 
