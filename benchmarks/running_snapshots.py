@@ -1,5 +1,5 @@
 """What snapshots by a running application cost, and what an empty host has of them:
-`python -m benchmarks.running_snapshots [--keys N] [--rate N] [--seconds N]`.
+`python -m benchmarks.running_snapshots [--keys N] [--rate N] [--seconds N] [--bucket]`.
 
 One process counts keys, exactly-once, with all keys in its store.
 
@@ -20,11 +20,13 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -191,6 +193,40 @@ def beside(
     )
 
 
+@contextmanager
+def bucket() -> Iterator[str]:
+    """Yield the URL of a bucket; drivers find its server in the environment."""
+    import s3fs
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "benchmarks",
+        "AWS_SECRET_ACCESS_KEY": "benchmarks",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not _listens(port):
+            time.sleep(0.1)
+        s3fs.S3FileSystem().mkdir("snapshots")
+        yield "s3://snapshots"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -199,13 +235,18 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--rate", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--bucket",
+        action="store_true",
+        help="snapshots in a bucket of moto's server, on this machine; otherwise on its disk",
+    )
     options = parser.parse_args()
     console = Console()
     with (
         tempfile.TemporaryDirectory() as folder,
         KafkaBroker(Path(folder) / "kafka", console=Console(stderr=True)) as broker,
+        bucket() if options.bucket else nullcontext(f"{folder}/snapshots") as url,
     ):
-        url = f"{folder}/snapshots"
         state = f"{folder}/state"
         bootstrap = broker.bootstrap
         make_topics(bootstrap, SOURCE, SINK)

@@ -74,12 +74,19 @@ class Group:
         self.sink = f"{name}-out"
         self._folder = folder / name
         self._name = name
-        self._settings = [*USUAL, *settings]
+        self.environment = os.environ | {
+            "BENCH_APPLICATION": name,
+            "BENCH_SOURCE": SOURCE,
+            "BENCH_SINK": self.sink,
+        }
+        self.settings = [*USUAL, *settings]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         make_topics(bootstrap, self.sink)
 
-    def start(self, number: int, *, empty: bool = False) -> None:
-        """Start a process; `empty`: without the state of its last run."""
+    def start(self, number: int, *, empty: bool = False, savepoint: str = "") -> None:
+        """Start a process; `empty`: without the state of its last run; `savepoint`: the
+        one that it begins with, if it has not run before.
+        """
         folder = self._folder / str(number)
         if empty:
             shutil.rmtree(folder, ignore_errors=True)
@@ -88,16 +95,12 @@ class Group:
             self.bootstrap,
             str(folder),
             http=f"127.0.0.1:{self.port(number)}",
-            settings=self._settings,
+            settings=self.settings,
         )
-        environment = {
-            "BENCH_APPLICATION": self._name,
-            "BENCH_SOURCE": SOURCE,
-            "BENCH_SINK": self.sink,
-        }
+        command += ["--from-savepoint", savepoint] if savepoint else []
         self._processes[number] = subprocess.Popen(
             command,
-            env=os.environ | environment,
+            env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -152,12 +155,12 @@ class Group:
 
         until(settled)
 
-    def until_done(self) -> None:
-        """Wait until everything is processed."""
+    def until_done(self, left: int = A_SECOND) -> None:
+        """Wait until everything is processed but so many records."""
 
         def done() -> bool:
             try:
-                return lag(self.bootstrap, self._name, [SOURCE]) < A_SECOND
+                return lag(self.bootstrap, self._name, [SOURCE]) <= left
             except KafkaException:  # the group has no coordinator yet
                 return False
 
