@@ -312,7 +312,7 @@ def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
     if ordered:
         print(
             f"\nfrom order to count: median {1000 * ordered[len(ordered) // 2]:.0f} ms, 99 of 100 within "
-            f"{ordered[len(ordered) * 99 // 100]:.1f} s, the longest {ordered[-1]:.1f} s"
+            f"{ordered[len(ordered) * 99 // 100]:.1f} s"
         )
     print(f"{len(found)} stalls of more than 3 s; the longest ones:")
     for stall in found[:SHOWN]:

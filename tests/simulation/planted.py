@@ -598,6 +598,9 @@ PLANTED: dict[str, Planted] = {
     "whoever wakes is sure": Planted(
         _always_sure, 76, "a join with a table", oracle="answers"
     ),
+    "a place that is taken from a writer": Planted(
+        members.no_wait_for_the_removal, 14, "a count", AT_LEAST_ONCE, oracle="progress"
+    ),
     "an error of before counts": Planted(
         members.hasty, 76, "a table counted by groups", AT_LEAST_ONCE, oracle="errors"
     ),

@@ -8,13 +8,16 @@ from typing import Any
 from unittest.mock import patch
 
 from coopstreams.commit.barrier import END_MS, Barrier
+from coopstreams.common.config import Config
 from coopstreams.group.holdings import Assigned, Holdings
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.log.log import GroupFence
-from coopstreams.topology.errors import LogError
+from coopstreams.state.directory import StateDirectory
+from coopstreams.topology.errors import GroupError, LogError
 from tests.simulation import stage
 from tests.simulation.kafka.plan import Late, Slow
+from tests.simulation.process import Process
 from tests.simulation.world import World
 
 
@@ -25,6 +28,55 @@ def _tasks_move_often() -> AbstractContextManager[Any]:
         "events_that_happen",
         ("produce", "produce", "produce", "start", "start", "stop", "rest"),
     )
+
+
+_config = World.config
+_run = Process.run
+
+
+def _with_a_twin(self: World, number: int) -> Config:
+    """Return a configuration whose static member every second process is, too."""
+    config = _config(self, number)
+    return Config(
+        {**config.values, "group.instance.id": f"p{number % 2}"},
+        config.client,
+    )
+
+
+def _until_replaced(self: Process) -> None:
+    """Run, and end without an error when a twin has taken the place."""
+    try:
+        _run(self)
+    except GroupError as error:
+        if "has the place of" not in str(error):
+            raise
+        self.kill()
+
+
+@contextmanager
+def _twins() -> Iterator[None]:
+    """All members are static, and two processes have one id: who begins takes the place
+    of the other, which may stand still and go on. A request to join comes once: a late
+    one would take the place of its own sender.
+    """
+    events = "produce", "produce", "produce", "pause", "resume", "start", "start"
+    with (
+        patch.object(World, "events_that_happen", events),
+        patch.object(World, "config", _with_a_twin),
+        patch.object(Process, "run", _until_replaced),
+        patch.dict(stage.RATES, {"join": []}),
+    ):
+        yield
+
+
+@contextmanager
+def no_wait_for_the_removal() -> Iterator[None]:
+    """Under at-least-once a static member takes the place of one that may still write
+    rows.
+    """
+    clean = property(lambda _: True, lambda *_: None)
+    with _twins(), patch.object(StateDirectory, "ended", clean, create=True):
+        yield
 
 
 _fence = GroupMember.fence
