@@ -52,6 +52,7 @@ MAY_IMPORT = {
             "end_requests",
             "end_offsets",
             "group_requests",
+            "heartbeats",
             "kafka_member",
             "kafka_network",
             "broker_lookup",
@@ -66,7 +67,12 @@ MAY_IMPORT = {
     "starlette": ("coopstreams/query/*.py",),
     "uvicorn": ("coopstreams/query/*.py",),
 }
-UNDOCUMENTED = {"kafka_member.py", "kafka_network.py", "broker_lookup.py"}
+UNDOCUMENTED = {
+    "heartbeats.py",
+    "kafka_member.py",
+    "kafka_network.py",
+    "broker_lookup.py",
+}
 """Where names of kafka-python are used that its documentation lacks:
 tests/group/test_kafka_python.py has all of them.
 """
@@ -100,6 +106,7 @@ SPEAKS_WITH_BROKERS = {
         "group_settings",
         "hanging_transactions",
         "broker_lookup",
+        "heartbeats",
         "kafka_member",
     )
 }

@@ -236,7 +236,10 @@ def settings_of(topics: Topics, guarantee: str, standbys: int) -> dict[str, obje
     """Return the settings of the workers: the defaults, except those that the
     comparison needs, and with `standbys` the number of these.
     """
-    of_standbys = {"num.standby.replicas": standbys, "acceptable.recovery.lag": 0}
+    of_standbys: dict[str, object] = {
+        "num.standby.replicas": standbys,
+        "acceptable.recovery.lag": 0,
+    }
     return (of_standbys if standbys else {}) | {
         "processing.guarantee": guarantee,
         "session.timeout.ms": SESSION_MS,
