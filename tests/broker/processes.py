@@ -97,12 +97,12 @@ class Workers:
         """Resume a paused worker; it is a zombie if the group has removed it meanwhile."""
         self._signal(number, signal.SIGCONT)
 
-    def terminate(self, number: int) -> int:
+    def terminate(self, number: int, timeout_s: float = 90) -> int:
         """Ask a worker to drain and end; return its exit status."""
         self._await_ears([number])
         worker = self.running.pop(number)
         worker.terminate()
-        return worker.wait(90)
+        return worker.wait(timeout_s)
 
     def stop(self, timeout_s: float = 90) -> dict[int, int]:
         """Ask all to drain and end; return their exit statuses."""

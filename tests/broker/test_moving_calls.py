@@ -114,14 +114,19 @@ class Moves:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("static", "call_s", "every"),
+    [(False, 8.0, 50), (True, 8.0, 50), (False, 60.0, 500), (True, 60.0, 500)],
+    ids=["dynamic", "static", "dynamic, a minute", "static, a minute"],
+)
 def test_a_rolling_restart_makes_no_call_twice(
-    kafka: Kafka, tmp_path: Path, static: bool
+    kafka: Kafka, tmp_path: Path, static: bool, call_s: float, every: int
 ) -> None:
-    settings = {"session_timeout_ms": "30000"}
+    settings = {"session_timeout_ms": "30000", "max_revoke_delay_ms": "120000"}
     if static:
         settings["group_instance_id"] = "p{instance}"
-    moves = Moves(kafka, tmp_path, 8.0, settings)
+    moves = Moves(kafka, tmp_path, call_s, settings, every)
     workers = moves.workers
     try:
         for number in range(3):
@@ -130,16 +135,16 @@ def test_a_rolling_restart_makes_no_call_twice(
         writing = Writing(kafka, moves.sources)
         eventually(lambda: writing.written > 60, 60, workers.logs)
         for number in range(3):
-            assert workers.terminate(number) == 0
+            assert workers.terminate(number, 180) == 0
             assert "calls have not ended in time" not in workers.log(number)
             workers.start(number)
             moves.settled()
         writing.stop()
-        every = Counter(range(writing.written))
-        eventually(lambda: len(moves.answers()) == len(every), 120, workers.logs)
-        assert moves.calls() == every
-        assert moves.answers() == every
-        keys = Counter(b"k%d" % (number % KEYS) for number in every)
+        numbers = Counter(range(writing.written))
+        eventually(lambda: len(moves.answers()) == len(numbers), 240, workers.logs)
+        assert moves.calls() == numbers
+        assert moves.answers() == numbers
+        keys = Counter(b"k%d" % (number % KEYS) for number in numbers)
         eventually(lambda: moves.counted() == keys, 60, workers.logs)
     finally:
         workers.clean_up()
