@@ -189,7 +189,11 @@ def compared(
                         )
                     )
         assert first is not None
-        console.print(f"{query}: {len(first[1]):,} results are the same")
+        rates = ", ".join(
+            f"{who} {found[-1].rate:,.0f} records/s and {found[-1].cpu:.1f} CPU s a million"
+            for who, found in results[query].items()
+        )
+        console.print(f"{query}: {len(first[1]):,} results are the same; {rates}")
     return results
 
 

@@ -35,9 +35,13 @@ PERIOD = timedelta(seconds=10)
 Events = KStream[str, Any]
 
 
-def events_of(builder: StreamsBuilder) -> Events:
+def events_of(
+    builder: StreamsBuilder, timestamp: Callable[..., int | None] | None = None
+) -> Events:
     """Return the stream of all events."""
-    return builder.stream(SOURCE, key=serdes.text, value=serdes.json)
+    return builder.stream(
+        SOURCE, key=serdes.text, value=serdes.json, timestamp=timestamp
+    )
 
 
 def persons_of(events: Events) -> Events:
@@ -313,14 +317,7 @@ def processing_time(builder: StreamsBuilder) -> None:
     the sums over all windows are the same each time.
     """
     (
-        bids_of(
-            builder.stream(
-                SOURCE,
-                key=serdes.text,
-                value=serdes.json,
-                timestamp=wallclock_timestamp,
-            )
-        )
+        bids_of(events_of(builder, timestamp=wallclock_timestamp))
         .map(
             lambda _, bid: (str(bid["bidder"]), bid["auction"]),
             key=serdes.text,
