@@ -84,7 +84,8 @@ def rows_of(functions: Named) -> AggregateRows:
     """Return the functions of a table with these aggregates."""
     kept = dict(functions)
     serde = _serde_of(tuple(kept.items()))
-    return AggregateRows(kept, _initial(kept), _merge(kept), _finish(kept), serde)
+    assert serde.shown is not None
+    return AggregateRows(kept, _initial(kept), _merge(kept), serde.shown, serde)
 
 
 def checked_names(where: str, named: Mapping[str, Any]) -> dict[str, AggregateFunction]:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from coopstreams import count, count_distinct, last, quantile, sum_
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
@@ -152,6 +153,18 @@ def left(_key: bytes, value: Any, total: int) -> int | None:
     return None if value == 3 else total + value
 
 
+def itself(value: Any) -> Any:
+    return value
+
+
+SEVERAL: dict[str, Any] = {
+    "n": count(),
+    "median": quantile(itself, 0.5),
+    "total": sum_(itself),
+    "values": count_distinct(itself),
+    "last": last(itself),
+}
+
 FUNCTIONS: dict[str, Build] = {
     "sum by function": lambda stream, _: numbers(stream, INT).reduce(
         lambda one, other: one + other, store="s"
@@ -198,6 +211,17 @@ FUNCTIONS: dict[str, Build] = {
         lambda _, value, row: {1, 2} if value == 9 else row,
         value=serdes.json,
         store="s",
+    ),
+    "several aggregates": lambda stream, _: stream.group_by_key().aggregate(
+        **SEVERAL, store="s"
+    ),
+    "hopping several aggregates": lambda stream, _: (
+        stream.group_by_key().windowed_by(HOPPING).aggregate(**SEVERAL, store="s")
+    ),
+    "several aggregates that need no copies": lambda stream, _: (
+        stream.group_by_key()
+        .windowed_by(TUMBLING)
+        .aggregate(n=count(), total=sum_(itself), store="s")
     ),
     "several by function": lambda stream, other: (
         stream.merge(other)

@@ -271,15 +271,16 @@ def _may_follow(
 
 
 def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that receive the updates of a table; for a mean, the nodes below
-    its view.
+    """Return the nodes that receive the updates of a table; for a mean and for several
+    aggregates, the nodes below the view that finishes their rows.
     """
-    if known_kind(node) != "mean":
+    finish = mean_of if known_kind(node) == "mean" else node.store.value.shown
+    if finish is None:
         return _children(node, nodes)
     views = [
         child
         for child in _children(node, nodes)
-        if getattr(child, "mapper", None) is mean_of
+        if getattr(child, "mapper", None) is finish
     ]
     return [below for view in views for below in _children(view, nodes)]
 
