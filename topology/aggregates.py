@@ -308,7 +308,7 @@ class _First(AggregateFunction):
 
     def fold(self, lines: Lines) -> list[str]:
         value = lines.values[0]
-        kept = f"{lines.named(_plain)}({value}, {repr(self)!r})"
+        kept = f"{lines.named(plain_of)}({value}, {repr(self)!r})"
         return [
             f"if {lines.slots[0]} is None and {value} is not None:",
             f"    {lines.slots[0]} = {kept}",
@@ -330,7 +330,7 @@ class _Last(AggregateFunction):
         value = lines.values[0]
         return [
             f"if {value} is not None:",
-            f"    {lines.slots[0]} = {lines.named(_plain)}({value}, {repr(self)!r})",
+            f"    {lines.slots[0]} = {lines.named(plain_of)}({value}, {repr(self)!r})",
         ]
 
     def merge(self, lines: Lines) -> list[str]:
@@ -670,7 +670,7 @@ def _both_counted(lines: Lines) -> list[str]:
     ]
 
 
-def _plain(value: Any, where: str) -> Scalar:
+def plain_of(value: Any, where: str) -> Scalar:
     """Return a value that a row can keep, as an object of a built-in class.
 
     Raises:
@@ -696,7 +696,7 @@ def _ordered(
     """Return a value that a row can keep, or what it keeps so far if the value is NaN,
     which has no place in an order.
     """
-    return _plain(value, where) if value == value else before
+    return plain_of(value, where) if value == value else before
 
 
 def _only_quantile(spread: Spread, shares: Sequence[float]) -> float | None:
@@ -712,7 +712,7 @@ def _with_value(
 ) -> tuple[Any, ...]:
     if value != value:  # NaN
         return top
-    return _placed(top, _plain(value, where), n, _itself)
+    return _placed(top, plain_of(value, where), n, _itself)
 
 
 def _with_pair(
@@ -724,8 +724,8 @@ def _with_pair(
 ) -> tuple[Any, ...]:
     if value != value:  # NaN
         return top
-    kept = None if of is None else _plain(of, where)
-    return _placed(top, (_plain(value, where), kept), n, _part)
+    kept = None if of is None else plain_of(of, where)
+    return _placed(top, (plain_of(value, where), kept), n, _part)
 
 
 def _both_values(

@@ -124,6 +124,10 @@ class Names:
         self._stores.add(name)
         return name
 
+    def free_store(self, prefix: str) -> str:
+        """Return a generated name of a store, without reserving it."""
+        return self._next(f"{prefix}STATE-STORE-")
+
     def repartition(self, prefix: str) -> tuple[str, str, str]:
         """Return the names of a repartition's filter, sink and source, without
         reserving them. The counter is raised by three.

@@ -107,6 +107,7 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "KStream.repartition.idle_advance": lambda it: stream().repartition(
         idle_advance=it
     ),
+    "KStream.distinct.within": lambda it: stream().distinct(it),
     "KStream.join.grace": lambda it: joined(grace=it),
     "KStream.left_join.grace": lambda it: joined(grace=it),
     "KStream.map_values_async.timeout": lambda it: stream().map_values_async(

@@ -148,6 +148,7 @@ assert_type(
     ),
     KStream[bytes, str],
 )
+assert_type(flights.distinct(timedelta(hours=1), by="time_ms"), KStream[str, Flight])
 
 # grouped
 by_carrier = flights.group_by(lambda _, f: f.carrier, key=serdes.text)

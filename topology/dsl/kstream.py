@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from coopstreams.topology.aggregates import Argument
 from coopstreams.topology.compatibility.other_names import STREAM, OtherNames
 from coopstreams.topology.dsl import attach
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
+from coopstreams.topology.dsl.distinct import distinct
 from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
@@ -310,6 +312,26 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
                 idle_advance,
             )
         )
+
+    def distinct(
+        self,
+        within: Duration,
+        *,
+        by: Argument | None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> KStream[K, V]:
+        """Keep the first record of each key, and drop those that follow within a time,
+        by their timestamps.
+
+        With `by=`, the name of a part of the value, an expression or a function of
+        `(value)` or `(key, value)`, records with equal keys and equal ids are
+        duplicates. A record without an id passes, one without a key does not.
+
+        A duplicate that comes so late that stream time has passed twice the time since
+        the first may pass again.
+        """
+        return KStream(distinct(self._flow, within, by, store, name))
 
     def group_by_key(
         self,
