@@ -174,10 +174,9 @@ def _check_order(task: TaskId, progress: Progress) -> None:
         ConfigError: it has: an earlier version of the topology took records in the
             order of births; the message has the cure.
     """
-    if progress.in_birth_order:
-        return
     for source in progress.partitions:
-        if any(segment.ahead for segment in progress.segments(source)):
+        waiting = any(segment.ahead for segment in progress.segments(source))
+        if waiting and source.topic not in progress.by_birth:
             raise ConfigError(
                 f"{task}: an earlier version of the topology took the records of {source} "
                 "in the order of their time, and some of them still waited. This version "
@@ -204,7 +203,7 @@ class Positions:
         alone: bool = False,
         begun: BegunCheck | None = None,
         purged: Collection[str] = frozenset(),
-        in_birth_order: Callable[[TaskId], bool] = lambda _: False,
+        by_birth: Callable[[TaskId], frozenset[str]] = lambda _: frozenset(),
         host: Host = SYSTEM,
     ) -> None:
         """Make a resolver that has fetched nothing yet.
@@ -212,8 +211,8 @@ class Positions:
         `begun`: checks each task without a position; for applications only. Without it,
         a task without a position begins where `resets` says. `purged`: the topics whose
         processed records this application deletes, if their plain offsets may go back
-        (docs/internals/positions.md). `in_birth_order`: returns whether a task takes its
-        records in the order of births.
+        (docs/internals/positions.md). `by_birth`: returns the topics whose records a
+        task takes in the order of births.
         """
         self._host = host
         self._log = log
@@ -228,7 +227,7 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self._purged = purged
-        self._in_birth_order = in_birth_order
+        self._by_birth = by_birth
         self.unstable: dict[TopicPartition, float] = {}
         """The plain offsets that tasks wait for because of an open transaction, each
         with the time since when (`Host.now`).
@@ -283,7 +282,7 @@ class Positions:
                 check_named(self._follower.group, openings, ids)
                 self._begun(one.id, openings, self._follower)
             opened = Progress(one.id.key_range, openings, author, ids)
-            opened.in_birth_order = self._in_birth_order(one.id)
+            opened.by_birth = self._by_birth(one.id)
             _check_order(one.id, opened)
             progress[one.id] = opened
         self._check(progress.values())
@@ -300,7 +299,7 @@ class Positions:
                 one.id.key_range,
                 one.plain[source],
                 resets.get(source, Position(0)),
-                in_birth_order=self._in_birth_order(one.id),
+                in_birth_order=source.topic in self._by_birth(one.id),
             )
             for source in self.sources(one.id)
         }

@@ -245,9 +245,9 @@ class Progress:
         """Whether each commit is an individual one, because other members use the times
         in it (`promised_times`).
         """
-        self.in_birth_order = False
-        """Whether records are done in the order of births (`born_up_to`), instead of
-        that of offsets (`advance`).
+        self.by_birth: frozenset[str] = frozenset()
+        """The topics whose records are done in the order of births (`born_up_to`),
+        instead of that of offsets (`advance`).
         """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
@@ -303,7 +303,8 @@ class Progress:
         with the earliest time, at the lowest position of all.
         """
         segments = self._sources[partition].segments
-        return earliest(segments) if self.in_birth_order else lowest(segments)
+        by_birth = partition.topic in self.by_birth
+        return earliest(segments) if by_birth else lowest(segments)
 
     def read_to(self, partition: TopicPartition) -> int:
         """Return the offset below which each record is done, or waits until its birth is
@@ -369,7 +370,7 @@ class Progress:
         source = self._sources[partition]
         source.reached = _joined(
             (segment.moved_to(offset) for segment in source.reached),
-            in_birth_order=self.in_birth_order,
+            in_birth_order=partition.topic in self.by_birth,
         )
 
     def drop_runs(self, partition: TopicPartition) -> None:
@@ -396,6 +397,21 @@ class Progress:
             )
             if source.is_at(segment)
             else segment
+            for segment in source.reached
+        )
+
+    def note(self, partition: TopicPartition, operator: int, time: int) -> None:
+        """Add a time for other members to what the next commit says of each part of the
+        range. Call it behind `tell`.
+        """
+        if time == NO_STREAM_TIME:
+            return
+        source = self._sources[partition]
+        source.reached = tuple(
+            replace(
+                segment,
+                operator_times=latest(segment.operator_times, ((operator, time),)),
+            )
             for segment in source.reached
         )
 
@@ -550,7 +566,7 @@ class Progress:
             mirror = commits.mirror(
                 partition,
                 last,
-                in_birth_order=self.in_birth_order,
+                in_birth_order=partition.topic in self.by_birth,
             )
             plain = mirror and replace(
                 mirror,
@@ -636,7 +652,7 @@ class Progress:
             commits.mirror(
                 partition,
                 source.durable.plain,
-                in_birth_order=self.in_birth_order,
+                in_birth_order=partition.topic in self.by_birth,
             )
             not in (None, source.durable.plain)
             for partition, source in self._sources.items()

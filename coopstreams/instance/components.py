@@ -419,7 +419,7 @@ class Components:
             plan.transactional_id(0),
             begun=position_check.check,
             purged=frozenset() if config.exactly_once else plan.purged,
-            in_birth_order=self._reads_in_birth_order,
+            by_birth=self._by_birth,
             host=self.host,
         )
         snapshots = None
@@ -482,8 +482,8 @@ class Components:
             self.host,
         )
 
-    def _reads_in_birth_order(self, task: TaskId) -> bool:
-        return self.plan.resolved.programs[task.subtopology].in_birth_order
+    def _by_birth(self, task: TaskId) -> frozenset[str]:
+        return self.plan.resolved.programs[task.subtopology].by_birth
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the source partitions of a task; none if this process has not seen its

@@ -17,7 +17,7 @@ back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -101,6 +101,8 @@ class _Partition:
     """
     newest: int = NO_STREAM_TIME
     """The latest birth of the partition's records, if its topic is timed."""
+    own: bool = False
+    """Whether its topic is one of the user that is read in the order of births."""
     clock: ClockWait | None = None
     """What the partition's clock waited for at the last look; None: its topic is not
     timed.
@@ -114,15 +116,18 @@ class _Partition:
     """Since when the partition, read to its end, has had no record that advances the
     times of what its tasks write; None: it is not silent in this way.
     """
-    operator_times: Sequence[int] = ()
-    """The operator times after the last batch."""
+    times: Sequence[int] = ()
+    """The times that count for the silence, after the last batch: the operator times;
+    of a topic of the user in the order of births, its stream time.
+    """
 
     def listen(self, batch: RecordBatch, now: float) -> None:
         """Update `silent_since` after a batch. A partition is silent even if it has
         records, as long as they do not reach a topic behind it.
         """
-        if batch.operator_times != self.operator_times:
-            self.operator_times = batch.operator_times
+        times = batch.operator_times or (batch.stream_time,)
+        if times != self.times:
+            self.times = times
             # The end may come with the last records, and is not told again.
             self.silent_since = now if batch.at_end else None
         elif batch.at_end and self.silent_since is None:
@@ -194,6 +199,10 @@ class Dispatcher:
         self._promising: list[_Route] = []
         """The routes of tasks that write from source topics to timed topics: they may
         promise. Kept, because each fetch needs them.
+        """
+        self._promising_own: list[_Route] = []
+        """The routes of tasks that read topics of the user in the order of births: they
+        may promise the times of these.
         """
         self._read: dict[TopicPartition, _Read] = {}
         self._published: tuple[float, Mapping[TopicPartition, _Read]] = (
@@ -270,7 +279,7 @@ class Dispatcher:
             partition.listen(batch, read_at)
             partition.at = Position(batch.next_offset, batch.stream_time)
             partition.at_end = batch.at_end
-            if partition.clock is not None:
+            if partition.clock is not None or partition.own:
                 partition.newest = max(partition.newest, _newest(batch))
             self._note_reached(partition, batch)
             self._read[batch.partition] = _Read.of(partition)
@@ -376,6 +385,12 @@ class Dispatcher:
             for route in partition.routes
             if route.task.promises
         ]
+        self._promising_own = [
+            route
+            for source, partition in partitions.items()
+            for route in partition.routes
+            if source in route.task.own_sources[:1]
+        ]
         self._read = {at: _Read.of(each) for at, each in partitions.items()}
         self._published = self._published[0], dict(self._read)
         self._reader.assign(
@@ -395,11 +410,12 @@ class Dispatcher:
                 not task.id.key_range.is_whole
                 or bool(task.idle_ms)
                 # time goes on by the records of all partitions
-                or task.progress.in_birth_order
+                or bool(task.progress.by_birth)
             )
         operator_times = None
         if any(task.program.shared for task in tasks):
             operator_times = self._noting(source, self._operator_times_of(source.topic))
+        partition.own = source in tasks[0].own_sources
         writers = self._writers_of(source.topic)
         if writers is not None and partition.clock is None and partition.at is not None:
             partition.newest = partition.at.stream_time
@@ -514,7 +530,8 @@ class Dispatcher:
 
     def _promise(self) -> None:
         """Have tasks whose sources are all silent promise the time of the other
-        partitions.
+        partitions, and those with a silent topic of the user the time of their other
+        sources.
         """
         times = self._source_times
         if times is None:
@@ -525,16 +542,55 @@ class Dispatcher:
             for route in self._promising
             if all(self._is_silent(each, silent_before) for each in route.task.sources)
         }
+        own = {
+            route.task.id: (route, known)
+            for route in self._promising_own
+            if (known := self._own_times(route.task, silent_before))
+        }
         if (sure := times.sure()) is not None:
             for route in silent.values():
-                ends = self._read_to(route.task)
+                ends = self._read_to(route.task.sources)
                 if new := sure.promised(route.task.id, ends):
                     route.thread.promise(route.task, ends, new)
-        times.make_sure({task: route.task.sources for task, route in silent.items()})
+            for route, known in own.values():
+                ends = self._read_to(known)
+                if new := sure.promised(route.task.id, ends):
+                    ends = {at: end for at, end in ends.items() if at.topic in new}
+                    route.thread.promise(route.task, ends, new)
+        times.make_sure(
+            {task: route.task.sources for task, route in silent.items()},
+            {task: known for task, (_, known) in own.items()},
+        )
 
-    def _read_to(self, task: Task) -> dict[TopicPartition, int]:
-        """Return the offset up to which each source of a task was read."""
-        read = ((source, self._partitions[source].at) for source in task.sources)
+    def _own_times(self, task: Task, silent_before: float) -> dict[TopicPartition, int]:
+        """Return the silent topics of the user that hold up a task in the order of
+        births, each with the time that it may promise: the least time of the sources
+        that are not silent.
+        """
+        silent = [
+            source
+            for source in task.own_sources
+            if self._is_silent(source, silent_before)
+        ]
+        if not silent:
+            return {}
+        others = [source for source in task.sources if source not in silent]
+        time = min(map(self._time_of, others))
+        return {source: time for source in silent if time > self._time_of(source)}
+
+    def _time_of(self, source: TopicPartition) -> int:
+        """Return the time before which no further record of a source is born, in the
+        order of births.
+        """
+        clock = self._reader.clock(source)
+        if clock is not None:
+            return clock.now
+        at = self._partitions[source].at
+        return NO_STREAM_TIME if at is None else at.stream_time
+
+    def _read_to(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the offset up to which each of these sources was read."""
+        read = ((source, self._partitions[source].at) for source in sources)
         return {source: at.offset for source, at in read if at is not None}
 
     def _is_silent(self, source: TopicPartition, since: float) -> bool:

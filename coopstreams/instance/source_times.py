@@ -25,7 +25,7 @@ from coopstreams.commit.view import Winner
 from coopstreams.common.host import Host
 from coopstreams.log.clocks import Awaited
 from coopstreams.log.log import NO_STREAM_TIME, Log
-from coopstreams.tasks.promised_times import Advances
+from coopstreams.tasks.promised_times import Advances, read_time_of
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.time_waits import HeldBack, held_back
 from coopstreams.topology.columns import TopicPartition
@@ -53,9 +53,9 @@ most `max.time.skew.ms`.
 class Question:
     """One round of asking where the sources of silent tasks end.
 
-    `times`: by task and timed topic, the times that the task would promise to the
-    topic's readers. `sources`: the sources of each of these tasks, whose ends are
-    fetched after the times were known. `answered`: whether the brokers were asked, with
+    `times`: by task and topic, the times that the task would promise: to the readers of
+    a timed topic, or to itself of a topic of the user. `sources`: the silent sources of
+    each of these tasks, whose ends are fetched after the times were known. `answered`: whether the brokers were asked, with
     or without success.
     """
 
@@ -81,8 +81,8 @@ class Question:
         task: TaskId,
         read: Mapping[TopicPartition, int],
     ) -> Mapping[str, int]:
-        """Return the times that a task promises that has read its sources up to these
-        offsets, by timed topic. Empty: it is not silent.
+        """Return the times that a task promises that has read its silent sources up to
+        these offsets, by topic. Empty: they are not silent.
         """
         silent = task in self.times and all(
             source in self._ends and read.get(source, -1) >= self._ends[source]
@@ -132,17 +132,59 @@ class SourceTimes:
             return
         self._look_at = now + self.look_every_s
         resolved = self._resolved()
-        for number in subtopologies:
-            program = resolved.programs[number]
-            count = resolved.topics.tasks[number]
-            for topic in program.timed_sinks:
+        topics = {
+            topic
+            for number in subtopologies
+            for topic in resolved.programs[number].timed_sinks
+        }
+        for topic in topics:
+            reached = self._reached_by_writers(resolved, topic)
+            self._slowest[topic] = min(reached, key=lambda each: each.time)
+            times = self._times_beside(resolved, topic)
+            times |= _by_partition(topic, reached)
+            self._of.setdefault(topic, Advances()).look(times, now)
+
+    def _times_beside(
+        self, resolved: ResolvedTopology, topic: str
+    ) -> dict[TopicPartition, int]:
+        """Return the times of the other topics that the readers of a timed topic take
+        in the order of births with it: of the writers of other timed topics, and how far
+        topics of the user were read.
+        """
+        reader = next(
+            program
+            for program in resolved.programs.values()
+            if topic in program.timed_sources
+        )
+        times: dict[TopicPartition, int] = {}
+        for other in reader.subtopology.topics if reader.in_birth_order else ():
+            if other in reader.timed_sources:
+                reached = self._reached_by_writers(resolved, other)
+            else:
+                count = resolved.topics.tasks[reader.subtopology.id]
+                operator = read_time_of(other)
                 reached = [
-                    self._reached_in(program.subtopology.topics, partition, topic)
+                    self._reached(TopicPartition(other, partition), operator)
                     for partition in range(count)
                 ]
-                times = {each.partition: each.time for each in reached}
-                self._of.setdefault(topic, Advances()).look(times, now)
-                self._slowest[topic] = min(reached, key=lambda each: each.time)
+            times |= _by_partition(other, reached)
+        return times
+
+    def _reached_by_writers(
+        self, resolved: ResolvedTopology, topic: str
+    ) -> list[Awaited]:
+        """Return what each source partition of the writers of a timed topic has reached
+        on the way to it.
+        """
+        number, program = next(
+            (number, program)
+            for number, program in resolved.programs.items()
+            if topic in program.timed_sinks
+        )
+        return [
+            self._reached_in(program.subtopology.topics, partition, topic)
+            for partition in range(resolved.topics.tasks[number])
+        ]
 
     @property
     def bounded(self) -> bool:
@@ -171,17 +213,29 @@ class SourceTimes:
                 return held
         return None
 
-    def make_sure(self, silent: Mapping[TaskId, Sequence[TopicPartition]]) -> None:
+    def make_sure(
+        self,
+        silent: Mapping[TaskId, Sequence[TopicPartition]],
+        own: Mapping[TaskId, Mapping[TopicPartition, int]],
+    ) -> None:
         """Ask for the ends of the sources of silent tasks that have something to
         promise. A separate thread asks, because brokers may not answer.
+
+        `own`: the silent topics of the user that tasks read in the order of births, and
+        the times that they may promise.
         """
         now = self._host.now()
         if self._question is not None or now < self._ask_at:
             return
-        times = {task: new for task in silent if (new := self._promised(task))}
+        times: dict[TaskId, Mapping[str, int]] = {
+            task: new for task in silent if (new := self._promised(task))
+        }
+        for task, known in own.items():
+            times[task] = {source.topic: time for source, time in known.items()}
         if times:
             self._ask_at = now + LOOK_EVERY_S
-            self._question = question = Question(times, silent)
+            sources = {**silent, **{task: [*known] for task, known in own.items()}}
+            self._question = question = Question(times, sources)
             self._host.thread(lambda: question.ask(self._log), "ends").start()
 
     def sure(self) -> Question | None:
@@ -197,13 +251,16 @@ class SourceTimes:
         has not reached them yet.
         """
         now = self._host.now()
-        return {
-            topic: time
-            for topic in self._resolved().programs[task.subtopology].timed_sinks
-            if topic in self._of
-            and (time := self._of[topic].promised(task.partition, now, self.idle_s))
-            > self._of[topic].time(task.partition)
-        }
+        found: dict[str, int] = {}
+        for topic in self._resolved().programs[task.subtopology].timed_sinks:
+            at = TopicPartition(topic, task.partition)
+            known = self._of.get(topic)
+            if known is None:
+                continue
+            time = known.promised(at, now, self.idle_s)
+            if time > known.time(at):
+                found[topic] = time
+        return found
 
     def _reached_in(
         self,
@@ -218,12 +275,17 @@ class SourceTimes:
         furthest counts.
         """
         return max(
-            (self._reached(TopicPartition(s, partition), topic) for s in sources),
+            (
+                self._reached(TopicPartition(each, partition), store_id(topic))
+                for each in sources
+            ),
             key=lambda each: each.time,
         )
 
-    def _reached(self, source: TopicPartition, topic: str) -> Awaited:
-        operator = store_id(topic)
+    def _reached(self, source: TopicPartition, operator: int) -> Awaited:
+        """Return the least time that an operator has in the commits of the key ranges
+        of a source partition, and the first of those key ranges.
+        """
         return min(
             (
                 Awaited(
@@ -238,3 +300,8 @@ class SourceTimes:
             key=lambda each: each.time,
             default=Awaited(source.partition, ALL_GROUPS, NO_STREAM_TIME),
         )
+
+
+def _by_partition(topic: str, reached: Iterable[Awaited]) -> dict[TopicPartition, int]:
+    """Return these times by source partition. Those of different topics are apart."""
+    return {TopicPartition(topic, each.partition): each.time for each in reached}

@@ -555,7 +555,7 @@ class TaskAttempt:
             columns.stream_times[-1],
             at_end=False,
             operator_times=() if self._clocked else [NO_STREAM_TIME] * count,
-            clock=columns.births[-1] if columns.births else NO_STREAM_TIME,
+            clock=(columns.births or columns.stream_times)[-1],
         )
 
     def _told(

@@ -7,6 +7,11 @@ source partitions and key ranges were one partition, and the birth of each is
 the time of all operators. Equal births keep the order of their offsets, those of several
 sources the order of the sources.
 
+A source that is a topic of the user has no marks. There a record is born at the stream
+time of its partition, so births ascend with offsets, and the clock is the stream time
+up to which the partition was read. It may be silent: then its task promises the time of
+the other sources (`promise`).
+
     log       offset 0: born 10   1: born 3   mark: clock 5   3: born 7   mark: clock 10
     taken                                     1 (3)                       3 (7), 0 (10)
 
@@ -19,22 +24,28 @@ and drops what is done.
 Invariant: a commit between two steps describes exactly the records that were taken.
 Under at-least-once a record may be repeated behind marks that have passed its birth: it
 is taken at once, at the time that was reached, and no commit counts it as done before.
+Invariant: the stream time at the position of a user's topic is not later than the time
+of the operators. So what others make of a position is true of it, too.
 Turned down: a buffer as a store with a changelog (nearly every record would be written
-to it, and deleted, because it waits for the next mark of the slowest writer), and the
-offsets of done records in commits (each second one, where two writers take turns).
+to it, and deleted, because it waits for the next mark of the slowest writer), the
+offsets of done records in commits (each second one, where two writers take turns), and
+a promise in the commit of the user's topic: the births that the timed topics have
+reached, which are in their commits, say the same.
 """
 
 from __future__ import annotations
 
 import pickle
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from sys import maxsize
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 from coopstreams.commit.record import Ahead
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
@@ -166,6 +177,18 @@ class _Born:
         return taken
 
 
+class Own(NamedTuple):
+    """A source that is a topic of the user. `operators`: the number of its operator
+    times.
+    """
+
+    operators: int
+    reached: Sequence[Position]
+    """From these offsets on no record is born before these times: earlier owners have
+    reached them there.
+    """
+
+
 @dataclass(slots=True)
 class _Source:
     """A source partition. `received`: the next offset to take in. `at`: how far records
@@ -183,12 +206,52 @@ class _Source:
     """The number of the topic's operator times."""
     untold: bool = False
     """Whether the source has got on since the last step without records."""
+    own: bool = False
+    """Whether it is a topic of the user."""
+    stream_time: int = NO_STREAM_TIME
+    """The stream time of a user's topic where it was read to."""
+    reached: list[Position] = field(default_factory=list)
+    """From which offset on no record of a user's topic is born before which time."""
+    ends: deque[Position] = field(default_factory=deque)
+    """The ends of the batches of a user's topic whose times were not reached yet, with
+    these times.
+    """
 
     @property
     def position(self) -> int:
         """The offset in front of the first record that may wait."""
         first = self.waiting[0].first if self.waiting else self.received
         return min(first, self.due.first) if self.due.left else first
+
+    def born(self, batch: RecordBatch) -> Columns:
+        """Return the records of a batch with their births, and advance the clock. The
+        source is a topic of the user.
+        """
+        columns = batch.columns
+        births = list(columns.stream_times)
+        time = batch.stream_time
+        for at in self.reached:
+            first = bisect_left(columns.offsets, at.offset)
+            births[first:] = [max(birth, at.stream_time) for birth in births[first:]]
+            if batch.next_offset > at.offset:
+                time = max(time, at.stream_time)
+        # Later records are born by the stream time alone where it has passed these.
+        self.reached = [at for at in self.reached if at.stream_time > batch.stream_time]
+        self.stream_time = max(self.stream_time, batch.stream_time)
+        self.clock = max(self.clock, time)
+        if self.ends and self.ends[-1].stream_time >= time:
+            time = self.ends.pop().stream_time
+        self.ends.append(Position(batch.next_offset, time))
+        return replace(columns, births=births)
+
+    def told(self, time: int) -> Position:
+        """Return the last position of a user's topic whose stream time was reached.
+        There must be one that was not told before.
+        """
+        last = self.ends.popleft()
+        while self.ends and self.ends[0].stream_time <= time:
+            last = self.ends.popleft()
+        return last
 
     def release(self, clock: int) -> None:
         """Move the records whose births the clock has reached to `due`."""
@@ -219,11 +282,13 @@ class BirthOrder:
         folder: Path | None = None,
         in_memory_bytes: int = IN_MEMORY_BYTES,
         *,
+        own: Mapping[TopicPartition, Own] | None = None,
         as_sent: bool = False,
     ) -> None:
         """Begin at these positions. `folder`: where records wait that have no room in
-        memory; None: where the system has temporary files. `as_sent`: whether records
-        are taken as they come, each source at its own time.
+        memory; None: where the system has temporary files. `own`: the sources that are
+        topics of the user. `as_sent`: whether records are taken as they come, each
+        source at its own time.
         """
         self.as_sent = as_sent
         self._files = _Files(folder)
@@ -236,11 +301,20 @@ class BirthOrder:
             )
             for source, at in positions
         }
+        for name, given in (own or {}).items():
+            source = self._sources[name]
+            source.own = True
+            source.operators = given.operators
+            source.reached = list(given.reached)
         self._in_order = list(self._sources.items())
 
     def received(self, source: TopicPartition) -> int:
         """Return the next offset of a source that was not taken in."""
         return self._sources[source].received
+
+    def stream_time(self, source: TopicPartition) -> int:
+        """Return the stream time up to which a user's topic was read."""
+        return self._sources[source].stream_time
 
     def waiting(self, source: TopicPartition) -> int:
         """Return how many records of a source may be taken. Those that wait for the
@@ -249,8 +323,11 @@ class BirthOrder:
         return self._sources[source].due.left
 
     def has_steps(self, source: TopicPartition) -> bool:
-        """Return whether `next` would return something of a source."""
-        return self._sources[source].untold or bool(self.waiting(source))
+        """Return whether `next` would return something of a source, or tell the time of
+        any.
+        """
+        untold = (self._is_untold(each) for each in self._sources.values())
+        return bool(self.waiting(source)) or any(untold)
 
     def hold(self, source: TopicPartition, held: bool) -> None:
         """Do nothing: whether the reader holds a source does not change the order."""
@@ -267,11 +344,16 @@ class BirthOrder:
             seen = bisect_left(columns.offsets, source.received)
             columns = columns.slice(seen, len(columns))
         source.received = batch.next_offset
-        source.clock = max(source.clock, batch.clock)
-        source.operators = len(batch.operator_times) or source.operators
         source.untold = True
+        if source.own:
+            columns = source.born(replace(batch, columns=columns))
+        else:
+            source.clock = max(source.clock, batch.clock)
+            source.operators = len(batch.operator_times) or source.operators
         if len(columns):
             self._keep(source, _Born.of(columns))
+        if self.as_sent:
+            source.release(maxsize)
 
     def _keep(self, source: _Source, born: _Born) -> None:
         """Let records wait, in a file if there is no room in memory. Those that are due
@@ -283,8 +365,13 @@ class BirthOrder:
         waiting = source.waiting
         waiting.append(born)
         in_memory = sum(each.bytes for each in waiting if each.stored is None)
-        if in_memory > self._in_memory_bytes and born.births[-1] > source.clock:
+        if in_memory > self._in_memory_bytes and born.births[-1] > self._clock:
             born.store(self._files)
+
+    @property
+    def _clock(self) -> int:
+        """The time up to which all sources were read."""
+        return min(source.clock for _, source in self._in_order)
 
     def reach(self, clock: int, *sources: TopicPartition) -> None:
         """Advance the clock of these sources, else of all, of which nothing will be born
@@ -294,18 +381,33 @@ class BirthOrder:
             source = self._sources[name]
             source.clock = max(source.clock, clock)
 
+    def promise(self, name: TopicPartition, time: int) -> None:
+        """Promise that no further record of a user's topic is born before a time.
+
+        Nothing of it may wait. Commits have the promise once the timed topics have
+        reached the time: a successor lets no record of it be born before that.
+        """
+        source = self._sources[name]
+        assert source.own
+        assert not source.waiting
+        source.clock = max(source.clock, time)
+        source.reached = [
+            *(at for at in source.reached if at.offset > source.received),
+            Position(source.received, source.clock),
+        ]
+
     def next(self, most: int, _now: float = 0.0) -> Step | None:
         """Return the records that come next, at most `most` of one source; None: none is
         due.
         """
         found = self._first_due()
         if found is None:
-            clock = min(source.clock for _, source in self._in_order)
+            clock = self._clock
             for _, source in self._in_order:
-                source.release(maxsize if self.as_sent else clock)
+                source.release(clock)
             found = self._first_due()
             if found is None:
-                return self._told(clock)
+                return self._told()
         order, limit, ties = found
         name, source = self._in_order[order]
         births = source.due.births
@@ -363,17 +465,23 @@ class BirthOrder:
         )
         source.at = at
         source.untold = True
+        if source.own:  # births ascend with offsets: all below is done
+            return Step(name, columns, columns.offsets[-1] + 1, births[-1])
         return Step(name, columns, position, births[-1], (), at)
 
-    def _told(self, clock: int) -> Step | None:
-        """Return a step without records that brings a source to the clock; None: each
+    def _told(self) -> Step | None:
+        """Return a step without records that brings a source to its time; None: each
         one is there.
         """
         for name, source in self._in_order:
-            if not source.untold:
+            if not self._is_untold(source):
                 continue
+            now = self._time_of(source)
+            if source.own:
+                end = source.told(now)
+                reached = [end.stream_time] * source.operators
+                return Step(name, NO_RECORDS, end.offset, end.stream_time, reached)
             source.untold = False
-            now = source.clock if self.as_sent else clock
             birth = max(now, source.at.birth)
             source.at = Ahead(source.received, birth, source.received)
             return Step(
@@ -385,3 +493,16 @@ class BirthOrder:
                 source.at,
             )
         return None
+
+    def _time_of(self, source: _Source) -> int:
+        """Return the time that a source has reached once its due records are taken."""
+        return source.clock if self.as_sent else self._clock
+
+    def _is_untold(self, source: _Source) -> bool:
+        """Return whether a source is to be told that it has got on. A timed topic gets
+        on by the clocks of others, too.
+        """
+        now = self._time_of(source)
+        if source.own:
+            return bool(source.ends) and source.ends[0].stream_time <= now
+        return source.untold or now > source.at.birth

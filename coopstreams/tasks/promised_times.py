@@ -15,6 +15,11 @@ follows. The promise is
 * the least time of the partitions that are not silent;
 * if all are silent, the greatest time, because all records have been read.
 
+Where the readers also read other topics in the order of births, the partitions in front
+of these are among the others, and those of the user's topics: with a silent one their
+records would wait for the next record of this topic. A user's topic is not done before
+that, so its readers note in their commits how far they have read it (`read_time_of`).
+
 Invariant: no reader of a timed topic decides about silence. A process that is down
 makes no promise, so time waits for its successor, and none of its records becomes late
 by that.
@@ -28,6 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import store_id
 
 ACTIVE = 2.0
 """The multiple of the idle time for which a partition counts as not silent after its
@@ -47,29 +55,36 @@ class Advance(NamedTuple):
     seen_at: float
 
 
+def read_time_of(topic: str) -> int:
+    """Return the operator whose time, in the commits of a user's topic that is read in
+    the order of births, is the stream time up to which the topic was read.
+    """
+    return store_id(f"{topic}/read")
+
+
 class Advances:
-    """The times of all source partitions of one sub-topology, as the commits state
-    them.
+    """The times of all source partitions that the readers of one timed topic wait for,
+    as the commits state them.
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, Advance] = {}
+        self._of: dict[TopicPartition, Advance] = {}
 
-    def look(self, times: Mapping[int, int], now: float) -> None:
+    def look(self, times: Mapping[TopicPartition, int], now: float) -> None:
         """Take in the present time of each partition; -1: not known."""
         for partition, time in times.items():
             before = self._of.get(partition)
             if before is None or time > before.time:
                 self._of[partition] = Advance(time, now)
 
-    def time(self, partition: int) -> int:
+    def time(self, partition: TopicPartition) -> int:
         """Return the time that a partition has reached; -1: not known."""
         found = self._of.get(partition)
         return -1 if found is None else found.time
 
     def promised(
         self,
-        partition: int,
+        partition: TopicPartition,
         now: float,
         idle_s: float,
     ) -> int:

@@ -120,8 +120,8 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """The message that a task promises these times to the readers of timed topics, by
-    topic.
+    """The message that a task promises these times, by topic: to the readers of timed
+    topics, or to itself those of topics of the user.
 
     `ends`: the offsets up to which its silent sources were read.
     """
@@ -547,7 +547,9 @@ class StreamThread:
             # Nothing that was delivered before waits any more.
             self.committer.begin(task)
             for source in message.ends:
-                task.program.promise(source, message.times)
+                task.promise(source, message.times)
+            if task.own_sources:  # the promise releases records of other sources
+                self._step(task)
 
     def _wake(self) -> None:
         """Note that the thread is no longer idle, and set the time of the next commit:

@@ -33,11 +33,12 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.birth_order import BirthOrder
+from coopstreams.tasks.birth_order import BirthOrder, Own
 from coopstreams.tasks.hot_key_groups import Heat
 from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.promised_times import read_time_of
 from coopstreams.tasks.queues import (
     FIRST_STEP,
     MOST_AT_ONCE,
@@ -242,7 +243,15 @@ class Task:
         """Until when the task, which is being closed, waits for its calls at the longest
         (`Host.now`); None: it does not wait.
         """
-        self.progress.in_birth_order = program.in_birth_order
+        self.progress.by_birth = program.by_birth
+        self.own_sources = tuple(
+            source
+            for source in (opened.sources if program.in_birth_order else ())
+            if source.topic not in program.by_birth
+        )
+        """The sources in the order of births that are topics of the user: while they
+        are silent, the task promises their times to itself.
+        """
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(
             store_times(program.subtopology, opened.progress),
@@ -263,7 +272,12 @@ class Task:
                     part.operator_times,
                 )
         self.queues: SourceQueues | BirthOrder = (
-            BirthOrder(positions, services.folder, as_sent=settings.as_sent)
+            BirthOrder(
+                positions,
+                services.folder,
+                own={source: self._own(source) for source in self.own_sources},
+                as_sent=settings.as_sent,
+            )
             if program.in_birth_order
             else SourceQueues(positions, settings.max_idle_ms)
         )
@@ -306,7 +320,7 @@ class Task:
             )
         self.idle_ms = program.idle_ms
         self.marks = MarkSchedule()
-        self.progress.tells_times = self.promises
+        self.progress.tells_times = self.promises or bool(self.own_sources)
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
         self._sinks = {
@@ -409,7 +423,7 @@ class Task:
 
     def add(self, batch: RecordBatch) -> None:
         """Queue a batch of records that the reader has fetched."""
-        if self.progress.in_birth_order:
+        if self.progress.by_birth:
             unseen = self.progress.unseen(batch.partition, batch.columns)
             batch = replace(batch, columns=unseen)
         if batch.partition in self._reached_later:
@@ -417,14 +431,53 @@ class Task:
         self.program.foresee(batch.partition.topic, batch.advances)
         self.queues.add(batch)
 
+    def _own(self, source: TopicPartition) -> Own:
+        """Return what the order of births needs of a topic of the user."""
+        operators = self.program.resumed(source, NO_STREAM_TIME)
+        return Own(
+            len(operators),
+            [
+                Position(part.position, self._reached_with(part.key_range))
+                for part in self.progress.segments(source)
+            ],
+        )
+
+    def _reached_with(self, key_range: KeyRange) -> int:
+        """Return the latest birth that earlier owners of this range have reached."""
+        return max(
+            part.stream_time
+            for source in self.sources
+            if source.topic in self.progress.by_birth
+            for part in self.progress.segments(source)
+            if part.key_range.intersect(key_range) is not None
+        )
+
+    def read_to(self, source: TopicPartition) -> int:
+        """Return the offset below which each record of a source is done, or waits until
+        its birth is reached.
+        """
+        if source in self.own_sources:
+            return self.queues.received(source)
+        return self.progress.read_to(source)
+
     def is_through(self, source: TopicPartition, offset: int) -> bool:
         """Return whether all records of a source below an offset were processed, or wait
         for the clock of a timed topic.
         """
         if not isinstance(self.queues, BirthOrder):
             return self.progress.position(source).offset >= offset
-        reached = self.progress.read_to(source) >= offset
+        reached = self.read_to(source) >= offset
         return reached and not self._singles and not self.queues.has_steps(source)
+
+    def promise(self, source: TopicPartition, times: Mapping[str, int]) -> None:
+        """Promise that no record of a silent source that is still to come will be born
+        before these times, by topic: those to which the task writes, or else the source
+        itself.
+        """
+        if isinstance(self.queues, BirthOrder):
+            self.queues.promise(source, times[source.topic])
+        else:
+            self.program.promise(source, times)
 
     def step(self, *, single: bool = False, most: int = MOST_AT_ONCE) -> bool:
         """Process records for about `STEP_S`; return whether there may be more. Outputs
@@ -491,7 +544,7 @@ class Task:
         self._at = step
         columns = (
             step.columns
-            if self.calls is not None or self.progress.in_birth_order
+            if self.calls is not None or self.progress.by_birth
             else self.progress.unseen(step.source, step.columns)
         )
         if len(columns):
@@ -727,6 +780,10 @@ class Task:
         if self.calls is None:
             for source in self.sources:
                 self.progress.tell(source, self.program.operator_times(source.topic))
+        if isinstance(self.queues, BirthOrder):
+            for source in self.own_sources:
+                time = self.queues.stream_time(source)
+                self.progress.note(source, read_time_of(source.topic), time)
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:

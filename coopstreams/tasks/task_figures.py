@@ -305,6 +305,10 @@ class Working(Counting, Protocol):
     heat: Heat
     calls: PendingCalls | None
 
+    def read_to(self, source: TopicPartition) -> int:
+        """See `Task.read_to`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
@@ -343,9 +347,9 @@ class TaskFigures:
             tuple(progress.committed_segments(source) for source in task.sources),
             None if task.calls is None else CallFigures.of(task.calls),
             {
-                source: progress.read_to(source)
-                for source in (task.sources if progress.in_birth_order else ())
-                if progress.read_to(source) > progress.position(source).offset
+                source: read_to
+                for source in (task.sources if progress.by_birth else ())
+                if (read_to := task.read_to(source)) > progress.position(source).offset
             },
         )
 

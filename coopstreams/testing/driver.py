@@ -539,6 +539,7 @@ class TopologyTestDriver:
             or tasks[0].calls is not None
             or source.topic in tasks[0].idle_ms
             or tasks[0].timed
+            or tasks[0].progress.by_birth
             or source.topic in self._writers
         )
 
@@ -726,7 +727,9 @@ class TopologyTestDriver:
         session = self._sinks.session(program.subtopology, task_id.partition)
         # With one source partition nobody is behind: as in Kafka Streams' driver.
         topics = program.subtopology.topics
-        as_sent = all(self._writers.get(topic) == 1 for topic in topics)
+        as_sent = all(
+            self._writers.get(topic, self._partitions[topic]) == 1 for topic in topics
+        )
         task = Task(
             Incarnation(
                 task_id,

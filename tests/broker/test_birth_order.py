@@ -24,6 +24,7 @@ from coopstreams import (
     serdes,
 )
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.keys import partition_of
 from tests.broker.reading import read_topic
 from tests.broker.test_time_behind_topics import backlog, write
 from tests.broker.waiting import eventually
@@ -38,13 +39,18 @@ def renamed(stream: Stream, name: str) -> Stream:
     return by_key.repartition(name=name, key=serdes.text, value=serdes.text)
 
 
-def program(application: str, source: str, others: str, out: str) -> Topology:
+def program(
+    application: str, source: str, others: str, out: str, *, direct: bool
+) -> Topology:
     """Count sessions, and join each record with those of another topic that are near in
-    time, or with none.
+    time, or with none. `direct`: the other topic has the new keys, and is read without
+    a repartition topic.
     """
     builder = StreamsBuilder(application)
     left = renamed(builder.stream(source, key=serdes.text, value=serdes.text), "left")
-    right = renamed(builder.stream(others, key=serdes.text, value=serdes.text), "right")
+    right = builder.stream(others, key=serdes.text, value=serdes.text)
+    if not direct:
+        right = renamed(right, "right")
     idle = SessionWindows(minutes=30, grace=timedelta(0))
     counts = left.group_by_key().windowed_by(idle).count(store="sessions")
     counts.to_stream().to(f"{out}-sessions")
@@ -63,7 +69,25 @@ def apart(rows: list[list[Row]], first: int) -> list[list[Row]]:
     ]
 
 
+def in_their_partitions(rows: list[list[Row]]) -> list[list[Row]]:
+    """Return the records with keys of their partitions, as behind the other topic."""
+    count = len(rows)
+    keys = [
+        [
+            key
+            for number in range(1000)
+            if partition_of((key := f"k{number}"[::-1]).encode(), count) == partition
+        ]
+        for partition in range(count)
+    ]
+    return [
+        [(some[int(key[1:]) % len(some)], value, at) for key, value, at in each]
+        for some, each in zip(keys, rows, strict=True)
+    ]
+
+
 def in_birth_order(topics: dict[str, list[list[Row]]]) -> list[tuple[int, str, Row]]:
+    """Return all records: in the end all are silent, and all promise the latest time."""
     born = []
     for topic, partitions in topics.items():
         for rows in partitions:
@@ -71,9 +95,7 @@ def in_birth_order(topics: dict[str, list[list[Row]]]) -> list[tuple[int, str, R
             for row in rows:
                 birth = max(birth, row[2])
                 born.append((birth, topic, row))
-    # In the end all are silent: each topic then has the time of its latest record.
-    clock = min(max(at for rows in each for *_, at in rows) for each in topics.values())
-    return sorted((each for each in born if each[0] <= clock), key=lambda each: each[0])
+    return sorted(born, key=lambda each: each[0])
 
 
 @dataclass
@@ -112,17 +134,42 @@ class Outputs:
         )
 
 
-def expected(topics: dict[str, list[list[Row]]]) -> Outputs:
-    """Return what one partition of each topic gives, in the order of births."""
+def expected(topics: dict[str, list[list[Row]]], *, direct: bool) -> Outputs:
+    """Return what one partition of each topic gives, in the order of births. Of a topic
+    that is read directly a task has one partition: it gives what its keys have.
+    """
+    if not direct:
+        return Outputs.of(*alone(topics, direct=False))
     left, right = topics
-    topology = program("alone", left, right, "out")
+    count = len(topics[right])
+    sessions: list[Any] = []
+    pairs: list[Any] = []
+    for partition, some in enumerate(topics[right]):
+        told = alone({left: topics[left], right: [some]}, direct=True)
+        for records, found in zip((sessions, pairs), told, strict=True):
+            records += [
+                each
+                for each in found
+                # That of a session begins with the key, which ends with a k.
+                if partition_of(each.key[: each.key.index(b"k") + 1], count)
+                == partition
+            ]
+    return Outputs.of(sessions, pairs)
+
+
+def alone(
+    topics: dict[str, list[list[Row]]], *, direct: bool
+) -> tuple[list[Any], list[Any]]:
+    """Return the sessions and pairs that one partition of each topic gives."""
+    left, right = topics
+    topology = program("alone", left, right, "out", direct=direct)
     with TopologyTestDriver(topology, partitions=dict.fromkeys(topics, 1)) as driver:
         for _, topic, (key, value, at) in in_birth_order(topics):
             source = driver.input(topic, serdes.text, serdes.text)
             source.send(key, value, at)
         sessions = driver.output("out-sessions", serdes.raw, serdes.raw).read()
         pairs = driver.output("out-pairs", serdes.raw, serdes.raw).read()
-    return Outputs.of(sessions, pairs)
+    return list(sessions), list(pairs)
 
 
 def told(kafka: Kafka, out: str) -> Outputs:
@@ -132,9 +179,12 @@ def told(kafka: Kafka, out: str) -> Outputs:
 
 @pytest.mark.ci
 @pytest.mark.broker
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+@pytest.mark.parametrize(
+    ("guarantee", "direct"),
+    [("exactly_once_v2", False), ("at_least_once", False), ("exactly_once_v2", True)],
+)
 def test_a_backlog_gives_what_one_partition_gives(
-    kafka: Kafka, tmp_path: Path, guarantee: str
+    kafka: Kafka, tmp_path: Path, guarantee: str, direct: bool
 ) -> None:
     """One process is stopped on the way, and what it had read is read again."""
     topics = {
@@ -143,14 +193,16 @@ def test_a_backlog_gives_what_one_partition_gives(
         )
         for name, seed, first in (("left", 1, 0), ("right", 2, 4))
     }
+    left, right = topics
+    if direct:
+        topics[right] = in_their_partitions(topics[right])
     for topic, rows in topics.items():
         write(kafka, topic, rows)
     out = kafka.unique("out")
     for kind in ("sessions", "pairs"):
         kafka.create(f"{out}-{kind}", 1, **{"retention.ms": "-1"})
-    left, right = topics
-    want = expected(topics)
-    topology = program(kafka.unique("sessions"), left, right, out)
+    want = expected(topics, direct=direct)
+    topology = program(kafka.unique("sessions"), left, right, out, direct=direct)
     settings: dict[str, Any] = {
         "ranges_per_partition": 3,
         "num_stream_threads": 2,

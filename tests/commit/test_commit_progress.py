@@ -87,7 +87,7 @@ def test_parts_that_are_read_alike_keep_their_births_until_the_task_has_reached_
     None
 ):
     task = opened(Segment(LEFT, 30, 50), Segment(RIGHT, 30, 60))
-    task.in_birth_order = True
+    task.by_birth = frozenset({AT.topic})
     assert task.lowest(AT).stream_time == 50
     task.born_up_to(AT, 40, Ahead(40, 55, 40))
     assert [at.stream_time for at in task.segments(AT)] == [55, 60]

@@ -31,7 +31,7 @@ from coopstreams import serdes
 from coopstreams.state.views import KeyRangeView, StoredRow
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.keys import WHOLE, partition_of
 
 Key = bytes
 Value = bytes | None
@@ -58,8 +58,10 @@ class Written(NamedTuple):
 class Answer:
     """The expected results of the records written so far, and the observed ones.
 
-    `order`: takes records as they are written, and returns those that the driver gets
-    then; None: it gets the same.
+    `orders`: for each partition whose results are told by a driver of its own, the
+    function that takes records as they are written, and returns those that this driver
+    gets then. Empty: there is one driver, which gets the same records. One: all results
+    are told by it.
     """
 
     def __init__(
@@ -69,10 +71,10 @@ class Answer:
         partitions: int,
         *,
         exactly_once: bool,
-        order: Callable[[Sequence[Written]], Sequence[Written]] | None = None,
+        orders: Sequence[Callable[[Sequence[Written]], Sequence[Written]]] = (),
     ) -> None:
         self.exactly_once = exactly_once
-        self._order = order
+        self._orders = orders
         self.expected: dict[Key, list[Value]] = defaultdict(list)
         self.told: dict[Key, list[Value]] = defaultdict(list)
         self.written: dict[str, dict[Key, set[bytes]]] = defaultdict(
@@ -80,24 +82,40 @@ class Answer:
         )
         """The written values by topic and key; a deletion is empty bytes."""
         counts = {**dict.fromkeys(topology.source_topics, partitions), "out": 1}
-        self._driver = TopologyTestDriver(topology, config=settings, partitions=counts)
-        self._results = self._driver.output("out", serdes.raw, serdes.raw)
+        self._drivers = [
+            TopologyTestDriver(topology, config=settings, partitions=counts)
+            for _ in orders or (None,)
+        ]
+        self._results = [
+            driver.output("out", serdes.raw, serdes.raw) for driver in self._drivers
+        ]
 
     def close(self) -> None:
-        """Close the driver."""
-        self._driver.close()
+        """Close the drivers."""
+        for driver in self._drivers:
+            driver.close()
 
     def write(self, records: Iterable[Written]) -> None:
         """Note records that were written."""
         records = list(records)
         for record in records:
             self.written[record.topic][record.key].add(record.value or b"")
-        for record in records if self._order is None else self._order(records):
-            self._driver.input(record.topic, serdes.raw, serdes.raw).send(
-                record.key, record.value, record.timestamp
-            )
-        for result in self._results.read():
-            self.expected[result.key].append(result.value)
+        for number, driver in enumerate(self._drivers):
+            given = self._orders[number](records) if self._orders else records
+            for record in given:
+                driver.input(record.topic, serdes.raw, serdes.raw).send(
+                    record.key, record.value, record.timestamp
+                )
+            for result in self._results[number].read():
+                if self._is_told_by(number, result.key):
+                    self.expected[result.key].append(result.value)
+
+    def _is_told_by(self, number: int, key: Key) -> bool:
+        """Return whether a driver tells the results of a key. That of a window begins
+        with the key of its records, which has two bytes (`topologies.PAIRS`).
+        """
+        count = len(self._drivers)
+        return count == 1 or partition_of(key[:2], count) == number
 
     def tell(self, rows: Rows) -> list[str]:
         """Note results; return the wrong ones, in words."""
@@ -118,17 +136,18 @@ class Answer:
 
     def rows(self, store: str) -> list[StoredRow]:
         """Return the rows of a store."""
-        self._driver.commit()
+        (driver,) = self._drivers
+        driver.commit()
         spec = next(
             spec
-            for part in self._driver.topology.subtopologies
+            for part in driver.topology.subtopologies
             for spec in part.stores
             if spec.name == store
         )
         databases = [
             database
-            for (number, _), database in self._driver._databases.items()
-            if spec in self._driver.topology.subtopologies[number].stores
+            for (number, _), database in driver._databases.items()
+            if spec in driver.topology.subtopologies[number].stores
         ]
         return sorted(
             row

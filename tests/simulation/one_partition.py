@@ -14,7 +14,7 @@ which the tasks of their key ranges have written them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from coopstreams.topology.keys import partition_of
 from tests.simulation.answers import Written
@@ -39,13 +39,23 @@ def apart(record: Written) -> Written:
 
 
 class OnePartition:
-    """Puts the records of these topics in the order of their births."""
+    """Puts the records of these topics in the order of their births.
 
-    def __init__(self, topics: Iterable[str]) -> None:
+    `direct`: the topics that are read without a repartition topic, only this
+    `partition` of them.
+    """
+
+    def __init__(
+        self,
+        topics: Iterable[str],
+        direct: Collection[str] = (),
+        partition: int = 0,
+    ) -> None:
         self._born = {
-            (topic, partition): -1
+            (topic, number): -1
             for topic in topics
-            for partition in range(PARTITIONS)
+            for number in range(PARTITIONS)
+            if topic not in direct or number == partition
         }
         """The last birth of each source partition."""
         self._waiting: list[tuple[int, Written]] = []
@@ -57,16 +67,24 @@ class OnePartition:
         """
         for record in records:
             place = _place(record.topic, record.key)
+            if place not in self._born:
+                continue
             birth = self._born[place] = max(self._born[place], record.timestamp)
             self._waiting.append((birth, record))
         self._waiting.sort(key=_birth)
         due = bisect_right(self._waiting, min(self._born.values()), key=_birth)
         reached = [
-            record._replace(key=PAIRS[record.key.decode()].encode())
-            for _, record in self._waiting[:due]
+            record._replace(key=_moved(record.key)) for _, record in self._waiting[:due]
         ]
         del self._waiting[:due]
         return reached
+
+
+def _moved(key: bytes) -> bytes:
+    """Return the key behind the repartition topic. That of a topic that is read directly
+    is one of these.
+    """
+    return PAIRS.get(key.decode(), key.decode()).encode()
 
 
 def _birth(waiting: tuple[int, Written]) -> int:

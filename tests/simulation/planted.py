@@ -802,6 +802,25 @@ PLANTED: dict[str, Planted] = {
     "before the clock": Planted(
         times.before_the_clock, 0, "sessions behind a repartition", oracle="results"
     ),
+    "a user's topic beside the order": Planted(
+        times.beside_the_order,
+        4,
+        "a left join of a stream behind a repartition with one that is not",
+        oracle="results",
+    ),
+    "a user's topic where it was read": Planted(
+        times.where_it_was_read,
+        6,
+        "a left join of a stream behind a repartition with one that is not",
+        AT_LEAST_ONCE,
+        oracle="progress",
+    ),
+    "silence without those beside it": Planted(
+        times.silent_beside_others,
+        0,
+        "merged windows beside a repartition that are emitted in silence",
+        oracle="progress",
+    ),
     "the time of the lowest position": Planted(
         times.time_of_the_lowest,
         None,

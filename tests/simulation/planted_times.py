@@ -14,6 +14,7 @@ from unittest.mock import patch
 from coopstreams.commit import view
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Ahead
+from coopstreams.instance.source_times import SourceTimes
 from coopstreams.log import batches
 from coopstreams.log.clocks import UNHEARD, Clock, Mark
 from coopstreams.log.log import Position
@@ -23,6 +24,7 @@ from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks import birth_order, mark_schedule, pending_calls
 from coopstreams.tasks import task as tasks_at_work
+from coopstreams.tasks.birth_order import BirthOrder
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.pending_calls import PendingCalls, SourceInFlight, WaitingRecord
@@ -374,3 +376,32 @@ def time_of_the_lowest() -> AbstractContextManager[Any]:
     lowest position, and windows are deleted by it that another part still needs.
     """
     return patch.object(view, "earliest", view.lowest)
+
+
+def beside_the_order() -> AbstractContextManager[Any]:
+    """A topic of the user holds up nobody: records of timed topics need not wait until
+    it was read that far.
+    """
+
+    def least(self: BirthOrder) -> int:
+        return min(source.clock for _, source in self._in_order if not source.own)
+
+    return patch.object(BirthOrder, "_clock", property(least))
+
+
+def where_it_was_read() -> AbstractContextManager[Any]:
+    """The position of a user's topic is where it was read, although records of it wait
+    for the clock of a timed topic.
+    """
+
+    def told(self: birth_order._Source, _: int) -> Position:
+        last = self.ends[-1]
+        self.ends.clear()
+        return last
+
+    return patch.object(birth_order._Source, "told", told)
+
+
+def silent_beside_others() -> AbstractContextManager[Any]:
+    """A silent topic promises no time of a topic that is read with it."""
+    return patch.object(SourceTimes, "_times_beside", lambda *_: {})

@@ -91,6 +91,8 @@ class Program:
     """Builds the same without repartition topics: its results are expected, where it
     gets all records in the order of births (`one_partition`).
     """
+    direct: tuple[str, ...] = ()
+    """The topics that its tasks read beside repartition topics in that order."""
 
     def topology(self, calls: str = "", *, newer: bool = False) -> Topology:
         """Return the topology, its calls made in a way of `calls`. A newer version
@@ -201,6 +203,32 @@ def _apart(*topics: str, latenesses: Sequence[int]) -> Writes:
     return write_apart
 
 
+def _beside(keys: Sequence[str], write: Writes) -> Writes:
+    """Return what writes records of which those of the right topic have these keys: it
+    is read beside a repartition topic that has them.
+    """
+
+    def write_beside(random: Random, number: int, now_ms: int) -> Written:
+        record = write(random, number, now_ms)
+        if record.topic != TOPICS[1]:
+            return record
+        return record._replace(key=random.choice(keys).encode())
+
+    return write_beside
+
+
+def _one_apart(latenesses: Sequence[int]) -> Writes:
+    """As `_apart`, where the right topic is read beside the repartition topic."""
+    write = _beside(_MOVED_KEYS, _to(*TOPICS))
+
+    def write_apart(random: Random, number: int, now_ms: int) -> Written:
+        record = write(random, number, now_ms)
+        late_ms = random.choice(latenesses)
+        return apart(record._replace(timestamp=record.timestamp - late_ms))
+
+    return write_apart
+
+
 def _in_birth_order(
     build: Callable[[topologies.Way, StreamsBuilder], None],
     way: topologies.Way,
@@ -208,6 +236,7 @@ def _in_birth_order(
     answer: type[Answer],
     stores: tuple[str, ...] = (),
     loose: type[Answer] | None = None,
+    direct: tuple[str, ...] = (),
 ) -> Program:
     """Return a program whose tasks take records in the order of births."""
     return Program(
@@ -219,6 +248,7 @@ def _in_birth_order(
         loose=loose,
         partitions=PARTITIONS,
         in_one_partition=partial(build, topologies.past),
+        direct=direct,
     )
 
 
@@ -232,6 +262,7 @@ _LATE_APART = _apart("in", latenesses=_LATENESSES)
 _TWO_APART = _apart(*TOPICS, latenesses=_LATENESSES)
 _TWO_LITTLE_LATE = _apart(*TOPICS, latenesses=(0, 0, 0, 500, 2_500))
 _LEFT_AND_RIGHT = _to("left", "right")
+_MOVED_KEYS = sorted({*topologies.PAIRS.values()})
 _ROWS = _to("left", "right", deletes=True)
 _WITH_TABLE = _to("in", "in", "table")
 
@@ -482,6 +513,33 @@ PROGRAMS = {
         topologies.through_one,
         _TWO_LITTLE_LATE,
         Parted,
+    ),
+    "a left join of a stream behind a repartition with one that is not": (
+        _in_birth_order(
+            partial(topologies.one_moved, topologies.pair_both_or_not),
+            topologies.through_one,
+            _one_apart(latenesses=(0, 0, 0, 500, 2_500)),
+            Parted,
+            direct=("right",),
+        )
+    ),
+    "merged windows behind a repartition and beside it that close": _in_birth_order(
+        partial(topologies.one_moved, topologies.count_both),
+        topologies.through_one,
+        _one_apart(latenesses=_LATENESSES),
+        Counted,
+        direct=("right",),
+    ),
+    "merged windows beside a repartition that are emitted in silence": Program(
+        partial(
+            topologies.one_moved,
+            topologies.emit_both,
+            lambda stream, _: topologies.by_prefix(stream).repartition(name="once"),
+        ),
+        _beside(["ax", "bx", "cx", "dx"], _to("left", *["right"] * 15)),
+        Complete,
+        settings=_SOON_SILENT,
+        partitions=2,
     ),
     "a join behind a repartition": Program(
         topologies.looked_up_elsewhere,

@@ -437,6 +437,23 @@ def both_moved(
     join(left, right)
 
 
+def one_moved(
+    join: Callable[[KStream[str, Any], KStream[str, Any]], None],
+    way: Way,
+    builder: StreamsBuilder,
+) -> None:
+    """Join a stream that goes this way with one that is read directly."""
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.raw)
+        for topic in ("left", "right")
+    )
+    join(way(left, "left-moved"), right)
+
+
+def emit_both(left: KStream[str, Any], right: KStream[str, Any]) -> None:
+    emit_patiently(left.merge(right))
+
+
 def count_both(left: KStream[str, Any], right: KStream[str, Any]) -> None:
     count_in_windows_that_close(left.merge(right))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -65,6 +65,7 @@ from tests.simulation.settings import (
 )
 from tests.simulation.shelf import IN_PLACE, Shelf
 from tests.simulation.stage import MOST_PROCESSES, TRANSACTION_S, Stage
+from tests.simulation.topologies import PARTITIONS
 from tests.simulation.upkeep import Upkeep
 
 OUT = TopicPartition("out", 0)
@@ -480,8 +481,20 @@ class World(Stage[Process]):
             self.program.driven,
             1 if alone else self.partitions,
             exactly_once=self.exactly_once,
-            order=OnePartition(topology.source_topics).put if alone else None,
+            orders=self._orders(topology.source_topics) if alone else (),
         )
+
+    def _orders(
+        self, topics: Iterable[str]
+    ) -> list[Callable[[Sequence[Written]], Sequence[Written]]]:
+        """Return what puts the records in the order of births. A topic that is read
+        directly has an order for each partition.
+        """
+        direct = self.program.direct
+        return [
+            OnePartition(topics, direct, partition).put
+            for partition in range(PARTITIONS if direct else 1)
+        ]
 
     def _end_the_rest(self) -> None:
         self.upkeep.end()

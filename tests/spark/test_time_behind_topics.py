@@ -208,8 +208,9 @@ def test_state_is_rebuilt_from_the_source(
 
 @pytest.mark.ci
 @pytest.mark.broker
+@pytest.mark.parametrize("direct", [False, True])
 def test_sessions_and_joins_come_in_the_order_of_births(
-    kafka: Kafka, spark: SparkSession, tmp_path: Path
+    kafka: Kafka, spark: SparkSession, tmp_path: Path, direct: bool
 ) -> None:
     topics = {
         kafka.topic(name, 2, **{"retention.ms": "-1"}): birth_order.apart(
@@ -217,13 +218,16 @@ def test_sessions_and_joins_come_in_the_order_of_births(
         )
         for name, seed, first in (("left", 1, 0), ("right", 2, 4))
     }
+    left, right = topics
+    if direct:
+        topics[right] = birth_order.in_their_partitions(topics[right])
     for topic, rows in topics.items():
         write(kafka, topic, rows)
-    left, right = topics
     out = kafka.unique("out")
     for kind in ("sessions", "pairs"):
         kafka.create(f"{out}-{kind}", 1, **{"retention.ms": "-1"})
-    built = birth_order.program(kafka.unique("sessions"), left, right, out)
+    name = kafka.unique("sessions")
+    built = birth_order.program(name, left, right, out, direct=direct)
     settings = {"bootstrap.servers": kafka.bootstrap}
     done = backfill(
         built,
@@ -233,7 +237,7 @@ def test_sessions_and_joins_come_in_the_order_of_births(
         options=Options(ranges=2, work=str(tmp_path / "work"), outputs="topic"),
     )
     publish(done, built, settings)
-    want = birth_order.expected(topics)
+    want = birth_order.expected(topics, direct=direct)
     assert not want.missing(birth_order.told(kafka, out))
 
 

@@ -27,6 +27,7 @@ from coopstreams import (
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.timed_topics import timed_topics
+from coopstreams.topology.keys import partition_of
 
 Stream = KStream[str, str]
 
@@ -210,6 +211,15 @@ def outputs(
     return found
 
 
+def some_as_they_are(*topics: str) -> Through:
+    """Return the way in which streams with these names go past repartition topics."""
+
+    def through(stream: Stream, name: str) -> Stream:
+        return stream if name in topics else renamed(stream, name)
+
+    return through
+
+
 def matched(told: Outputs) -> Outputs:
     """Return what is told, without records that a join has found no match for."""
     rows = {
@@ -270,3 +280,98 @@ def test_the_answer_is_that_of_one_partition_in_the_order_of_births(
     assert matched(found) == matched(expected)
     assert unmatched(found) >= unmatched(expected)
     assert all(times == 1 for times in unmatched(found).values())
+
+
+OF_THE_USER = (
+    (inner_join, "right"),
+    (left_join, "right"),
+    (left_join, "left"),
+    (outer_join, "right"),
+    (windows_of_two_topics, "second"),
+    (windows_of_two_topics, "first"),
+    (a_cogroup_in_windows, "right"),
+)
+"""Programs that read two topics, and the name of the stream that is read directly."""
+
+
+@pytest.mark.parametrize(("program", "direct"), OF_THE_USER)
+def test_a_topic_of_the_user_beside_a_timed_one_leaves_it_timed(
+    program: Program, direct: str
+) -> None:
+    parts = built(program, some_as_they_are(direct)).subtopologies
+    topics = {topic for part in parts for topic in part.topics}
+    internal = {topic for topic in topics if topic.endswith("-repartition")}
+    assert len(internal) == 1
+    assert timed_topics(parts) == internal
+
+
+def of_partition(told: Outputs, number: int, count: int) -> Outputs:
+    """Return what is told of the keys of a partition. A windowed key begins with the
+    key, which has one letter.
+    """
+    return {
+        key: rows
+        for key, rows in told.items()
+        if partition_of((key or b"")[:1], count) == number
+    }
+
+
+@settings(max_examples=25)
+@pytest.mark.parametrize(("program", "direct"), OF_THE_USER)
+@given(
+    st.lists(rows, min_size=2, max_size=MOST).filter(lambda each: len(each) != 3),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.sampled_from([1, 2, 5]),
+)
+def test_a_topic_of_the_user_takes_part_in_the_order_of_births(
+    program: Program,
+    direct: str,
+    drawn: list[list[Row]],
+    order: list[int],
+    ranges: int,
+) -> None:
+    """Each task reads one partition of it. So the answer for its keys is that of one
+    partition with all records of the other topic, and those of this partition.
+    """
+    own = "in" if direct in ("left", "first") else "other"
+    topics = ["in", "other"]
+    alone = built(program, as_it_is)
+    count = len(drawn) // 2
+    written = written_by(drawn, topics, 3)
+    for where, rows in written.items():
+        if where.topic == own:  # its keys are not made anew
+            letters = [
+                letter
+                for letter in "abcdef"
+                if partition_of(letter.encode(), count) == where.partition
+            ]
+            written[where] = [
+                (letters[ord(value[0]) % len(letters)] + value[1:], time)
+                for value, time in rows
+            ]
+    left = [(where, deque(records)) for where, records in written.items()]
+    turns = []
+    for turn in [*order, *(p for p, (_, some) in enumerate(left) for _ in some)]:
+        where, records = left[turn % len(left)]
+        if records:
+            turns.append((where, records.popleft()))
+    found = outputs(
+        built(program, some_as_they_are(direct)),
+        turns,
+        dict.fromkeys(topics, count),
+        ranges,
+    )
+    for number in range(count):
+        some = {
+            where: rows
+            for where, rows in written.items()
+            if where.topic != own or where.partition == number
+        }
+        # With one partition of each topic, records come as they are sent.
+        merged = turns if count == 1 else in_birth_order(some)
+        every = outputs(alone, merged, dict.fromkeys(topics, 1), 1)
+        expected = of_partition(every, number, count)
+        here = of_partition(found, number, count)
+        assert matched(here) == matched(expected)
+        assert unmatched(here) >= unmatched(expected)
+        assert all(times == 1 for times in unmatched(here).values())

@@ -117,10 +117,7 @@ def a_foreign_key_join_into_windows(builder: StreamsBuilder) -> None:
         (counts_of_new_keys, {}),
         (windows_behind_another_topic, {}),
         (sessions_behind_another_topic, {}),
-        (
-            a_join_with_new_keys,
-            {0: {"pairs-this-join-store", "pairs-other-join-store"}},
-        ),
+        (a_join_with_new_keys, {}),
         (rows_with_a_time_to_live, {}),
         (windows_behind_a_topic_of_the_user, {0: {"hours"}}),
         (a_foreign_key_join_beside_windows, {}),

@@ -120,6 +120,19 @@ def a_merge_behind_the_topic(builder: StreamsBuilder) -> None:
     both.group_by_key().windowed_by(HOURS).count(store="hours")
 
 
+def a_merge_with_what_the_application_writes(builder: StreamsBuilder) -> None:
+    """There the order of records is that of their arrival."""
+    source(builder).to("other")
+    a_merge_behind_the_topic(builder)
+
+
+def a_merge_behind_the_topic_beside_a_table(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text)
+    both = renamed(source(builder), "first").merge(source(builder, "other"))
+    joined = both.join(table, lambda left, _: left)
+    joined.group_by_key().windowed_by(HOURS).count(store="hours")
+
+
 def a_silence_of_its_own(builder: StreamsBuilder) -> None:
     stream = renamed(source(builder), "first", idle_advance=timedelta(seconds=1))
     stream.group_by_key().windowed_by(HOURS).count(store="hours")
@@ -143,8 +156,10 @@ def a_silence_of_its_own(builder: StreamsBuilder) -> None:
         (rows_with_a_time_to_live, {"app-counts-repartition"}),
         (a_join_of_new_keys, {"app-left-repartition", "app-right-repartition"}),
         (updates_until_a_limit, set()),
-        (a_stream_join, set()),
-        (a_merge_behind_the_topic, set()),
+        (a_stream_join, {"app-KSTREAM-KEY-SELECT-0000000001-repartition"}),
+        (a_merge_behind_the_topic, {"app-first-repartition"}),
+        (a_merge_with_what_the_application_writes, set()),
+        (a_merge_behind_the_topic_beside_a_table, set()),
         (a_silence_of_its_own, set()),
     ],
 )

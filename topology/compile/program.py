@@ -116,6 +116,13 @@ class Program:
     """
 
     @property
+    def by_birth(self) -> frozenset[str]:
+        """The topics whose records are done in the order of births, not of offsets. In
+        a topic of the user both are the same.
+        """
+        return self.timed_sources if self.in_birth_order else frozenset()
+
+    @property
     def clocked(self) -> bool:
         """Whether the clock of its timed topic is the time of all its operators: see
         `timed_topics`.
@@ -140,6 +147,8 @@ class Program:
 
         `may_drop`: whether a failed record may be dropped while the task goes on.
         """
+        if self.in_birth_order and topic not in self.timed_sources:
+            return None  # each record's time is its birth
         nodes = self.compiled(False, True, False).operator_times[topic]
         return (
             operator_time_columns(self.subtopology, topic, nodes, may_drop=may_drop)

@@ -18,12 +18,14 @@ write to another timed topic. They take records in one of two orders:
 * In the order of births (`reads_in_birth_order`): everything else that depends on time,
   such as sessions, sliding windows, stream joins and rows with a time to live. What a
   record meets there depends on what came before it. So a task holds each record until
-  the clock has reached its birth (`coopstreams.tasks.birth_order`).
+  the clock has reached its birth (`coopstreams.tasks.birth_order`). Such a reader may
+  also read streams of the user's topics: there a record is born at the stream time of
+  its partition, and the clock is how far the partition was read.
 
 All other readers keep the time of the newest record, and the partitions in front of
 them are not cut (`subtopologies.before_windows`). These are processors, functions that
-wait, `suppress` until a time limit, and other readers that also read a topic of the
-user.
+wait, `suppress` until a time limit, tables of the user's topics beside what needs the
+order of births, and streams of topics that the application itself writes.
 """
 
 from __future__ import annotations
@@ -137,6 +139,7 @@ def _is_timed(
     return (
         needed
         and timed.issuperset(_internal_topics(reader))
+        and (_may_follow_a_clock(reader) or not _reads_what_is_written(reader, parts))
         and all(_may_write(part, topic, timed) for part in writers)
     )
 
@@ -160,14 +163,28 @@ def _may_follow_a_clock(part: SubTopology) -> bool:
 
 
 def _may_read_in_birth_order(part: SubTopology) -> bool:
+    sources = [node for node in part.nodes if isinstance(node, Source)]
     return (
-        _internal_topics(part) == {*part.topics}
+        any(source.internal for source in sources)
+        and not any(source.unordered for source in sources)
         and _follows_no_silence(part)
         and not any(
             isinstance(node, _NOT_IN_BIRTH_ORDER)
             or (isinstance(node, Suppress) and not node.until_close)
             for node in part.nodes
         )
+    )
+
+
+def _reads_what_is_written(part: SubTopology, parts: Iterable[SubTopology]) -> bool:
+    """Whether a sub-topology reads a topic of the user that the application writes: its
+    records have the order in which they arrive.
+    """
+    own = {*part.topics} - _internal_topics(part)
+    return any(
+        isinstance(node, Sink) and node.topic in own
+        for each in parts
+        for node in each.nodes
     )
 
 
@@ -253,6 +270,7 @@ def _depends_on_time(part: SubTopology) -> bool:
 
 
 def _written(part: SubTopology) -> set[str]:
+    """Return the repartition topics that a sub-topology writes."""
     return {
         node.topic for node in part.nodes if isinstance(node, Sink) and node.internal
     }
