@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
@@ -89,6 +90,8 @@ REST = 3.0
 """How long the thread rests after each batch of rows, in times of what it took: it has
 the interpreter for a quarter of the time.
 """
+REST_OF_SAVEPOINTS = 1.0
+"""The same of a savepoint, for which somebody waits."""
 
 
 class StoreTopics(NamedTuple):
@@ -307,7 +310,7 @@ class SnapshotTaker:
                                 id_.partition,
                                 moment.rows[spec.name],
                                 self._saved_files,
-                                self._paced,
+                                partial(self._paced, rest=REST_OF_SAVEPOINTS),
                             )
                         ),
                     )
@@ -368,7 +371,7 @@ class SnapshotTaker:
             return None
         return PartStore(ids.pop(), tuple(slices))
 
-    def _paced(self, rows: Rows) -> Rows:
+    def _paced(self, rows: Rows, rest: float = REST) -> Rows:
         """Yield rows, and rest between them, so that stream threads find the
         interpreter free.
 
@@ -380,7 +383,7 @@ class SnapshotTaker:
             yield row
             if number % PACE_ROWS == 0:
                 took_s = self._host.now() - began
-                if self._stop.wait(took_s * REST):
+                if self._stop.wait(took_s * rest):
                     raise GivenUpError("the process ends")
                 began = self._host.now()
 
