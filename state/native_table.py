@@ -11,13 +11,14 @@ and `WindowTable`, which are the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Rows
+from coopstreams.state.layout import SESSION_BYTES
 from coopstreams.state.table import ChangelogBatch, PlacedEntry, Table
 from coopstreams.state.window_table import VisibleWindows
 from coopstreams.topology.columns import Headers, Int64s
@@ -112,6 +113,33 @@ class NativeRows(Protocol):
     def keep(self, headers: Headers | tuple[()]) -> None:
         """Keep the headers of the record that has changed the row that `value` has
         returned.
+        """
+
+    def sessions(
+        self,
+        key: bytes,
+        earliest_end: int,
+        latest_start: int,
+        scan: Callable[[bytes, int, int], Iterable[tuple[bytes, Any]]],
+    ) -> list[tuple[Any, int, int]]:
+        """Return value, start and end of the sessions of a key with earliest_end <= end
+        and start <= latest_start (ms), ordered by end. They are those that `merge` may
+        absorb. `scan`: see `NativeSessionTable.scan_sessions`.
+        """
+        ...
+
+    def merge(
+        self,
+        key: bytes,
+        start: int,
+        end: int,
+        value: Any,
+        absorbs: bool,
+        load: Callable[[bytes], Any],
+    ) -> None:
+        """Set the value of a session (ms); None deletes it. `absorbs`: the sessions
+        that `sessions` has returned are deleted, each at its end. `load`: see
+        `NativeTable.load_row`.
         """
 
     def newest(self) -> tuple[bytes, Any] | None:
@@ -220,7 +248,7 @@ class NativeTable(Table):
         """
         return self._checked(place, self._get(place))
 
-    def loaded(self, place: bytes) -> tuple[Any, int, bytes | None] | None:
+    def loaded(self, place: bytes) -> Any:
         """Return value, timestamp and stored bytes of a row that is not in the buffer,
         for `rows.value` of a store of objects; None if the database does not have the
         row.
@@ -228,11 +256,7 @@ class NativeTable(Table):
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
         """
-        data = self.stored(place)
-        if data is None:
-            return None
-        entry = self._entry(place, data)
-        return entry.value, entry.timestamp, entry.stored
+        return self._as_loaded(place, self.stored(place))
 
     @property
     def load_row(self) -> Callable[[bytes], Any]:
@@ -328,6 +352,15 @@ class NativeTable(Table):
     def _evict(self, excess: int) -> None:
         self.rows.trim(excess)
 
+    def _as_loaded(self, place: bytes, data: bytes | None) -> Any:
+        """Return a database value as `rows.value` takes it: of an object its value,
+        timestamp and stored bytes.
+        """
+        if data is None or not self._objects:
+            return self._checked(place, data)
+        entry = self._entry(place, data)
+        return entry.value, entry.timestamp, entry.stored
+
     def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
         if data is not None and len(data) != self._row_bytes and not self._objects:
             self._entry(place, data)  # it names the error in them
@@ -389,7 +422,7 @@ class NativeWindowTable(NativeTable):
         """Return the database value of a window; None if it has expired or the database
         does not have it: see `NativeTable.stored`.
         """
-        start = layout.window_start(place)
+        start = layout.time_of(self.spec.kind, place)
         visible = self._visible
         getter = visible.getter(start) if start >= visible.horizon else None
         return None if getter is None else self._checked(place, getter(place))
@@ -405,3 +438,30 @@ class NativeWindowTable(NativeTable):
 
     def _times_of_rows(self) -> tuple[int, int]:
         return self._visible.segment_ms, self._visible.horizon
+
+
+class NativeSessionTable(NativeWindowTable):
+    """The session store of one task over native rows. One thread."""
+
+    @property
+    def horizon(self) -> int:
+        """The earliest visible end (ms): sessions before it have expired."""
+        return self._visible.horizon
+
+    def observe(self, end: int) -> None:
+        """Note that a session with this end (ms) was put."""
+        self._visible.put(end)
+
+    def scan_sessions(
+        self,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> Iterator[tuple[bytes, Any]]:
+        """Yield the sessions of a key in the database with first <= end <= last (ms),
+        for `rows.sessions`: end and start as bytes, and what `load_row` returns.
+        """
+        first = max(first, self.horizon, 0)
+        for row, data in self._database.windows_of(self.spec.name, key, first, last):
+            place = self._database_key(row)
+            yield row[-SESSION_BYTES:], self._as_loaded(place, data)

@@ -66,14 +66,26 @@ pub struct Rows {
     average: f64,
     /// Values that `updates` has serialised, until `freeze` takes them or a row changes.
     serialised: HashMap<u32, Py<PyBytes>>,
+    /// The sessions of each key; None: rows are no sessions.
+    sessions: Option<HashMap<Box<[u8]>, Sessions>>,
+    /// The rows that `sessions` has returned.
+    found: Vec<u32>,
+}
+
+/// The sessions of a key that have a value: end, start and index, ascending.
+///
+/// Invariant: all that end at `read` or later are here, in the buffer and of the database.
+struct Sessions {
+    known: Vec<(i64, i64, u32)>,
+    read: i64,
 }
 
 #[pymethods]
 impl Rows {
-    /// `windows`: size, advance and grace in milliseconds.
+    /// `windows`: size, advance and grace in milliseconds. `sessions`: rows are sessions, which `sessions` and `merge` change.
     #[new]
-    #[pyo3(signature = (fold, serde, windows=None))]
-    fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>) -> PyResult<Self> {
+    #[pyo3(signature = (fold, serde, windows=None, *, sessions=false))]
+    fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>, sessions: bool) -> PyResult<Self> {
         let windows = match windows {
             Some((size, advance, grace)) if size > 0 && advance > 0 && grace >= 0 => {
                 Some(Windows { size, advance, grace })
@@ -94,6 +106,8 @@ impl Rows {
             stored_to: i64::MAX,
             average: 0.0,
             serialised: HashMap::new(),
+            sessions: sessions.then(HashMap::new),
+            found: Vec::new(),
         })
     }
 
@@ -142,9 +156,98 @@ impl Rows {
         Ok(())
     }
 
-    /// Keep the headers of the record that has changed the row that `value` has returned.
-    fn keep(&mut self, headers: Py<PyAny>) {
+    /// Keep the headers of the record that has changed the row that `value` has returned, or the sessions of `merge`.
+    fn keep(&mut self, py: Python<'_>, headers: Py<PyAny>) {
+        for &index in &self.found {
+            self.headers.insert(index, headers.clone_ref(py));
+        }
         self.headers.insert(self.at, headers);
+    }
+
+    /// Return value, start and end of the sessions of a key that end at `earliest_end` or later and start at `latest_start` or
+    /// before, ordered by end. They are those that `merge` may absorb. `scan(key, first, last)` returns the sessions of the
+    /// database that end from `first` to `last`: the end and start of each as bytes, and what `load` of `value` returns.
+    fn sessions<'py>(
+        &mut self,
+        py: Python<'py>,
+        key: &Bound<'py, PyBytes>,
+        earliest_end: i64,
+        latest_start: i64,
+        scan: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let plain = key.as_bytes();
+        let stored_to = self.stored_to;
+        let all = self.sessions.as_mut().ok_or_else(no_sessions)?;
+        if !all.contains_key(plain) {
+            let read = stored_to.saturating_add(1);
+            all.insert(
+                plain.into(),
+                Sessions {
+                    known: Vec::new(),
+                    read,
+                },
+            );
+        }
+        let read = all[plain].read;
+        if earliest_end < read && earliest_end <= stored_to {
+            self.read_sessions(py, key, earliest_end, read - 1, scan)?;
+        }
+        let out = PyList::empty(py);
+        self.found.clear();
+        let of_key = &self.sessions.as_ref().ok_or_else(no_sessions)?[plain];
+        let first = of_key.known.partition_point(|&(end, _, _)| end < earliest_end);
+        for &(end, start, index) in &of_key.known[first..] {
+            if start <= latest_start {
+                out.append((self.rows[index].value.object(py)?, start, end))?;
+                self.found.push(index);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Set the value of a session. `absorbs`: the sessions that `sessions` has returned are deleted, each at its end.
+    /// `load`: as of `value`.
+    fn merge<'py>(
+        &mut self,
+        py: Python<'py>,
+        key: &Bound<'py, PyBytes>,
+        start: i64,
+        end: i64,
+        value: &Bound<'py, PyAny>,
+        absorbs: bool,
+        load: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let plain = key.as_bytes();
+        let value = self.numbers.value_of(value)?;
+        let group = xxh64(plain, SEED);
+        if absorbs {
+            for at in 0..self.found.len() {
+                let index = self.found[at];
+                let ended = self.time_of(&self.rows[index].place);
+                self.set(index, Value::Null, ended);
+                self.rows[index].timestamp = ended;
+                self.forget_session(plain, index);
+            }
+        }
+        let with_end = [plain, &end.to_be_bytes()].concat();
+        let hash = placed(group ^ end as u64, Some(start));
+        let index = match self.rows.find(hash, &with_end, Some(start)) {
+            Some(index) => index,
+            None => {
+                let place = Place::of((group >> 56) as u8, &with_end, Some(start));
+                self.load(py, hash, place, Some(end), load)?
+            }
+        };
+        let gone = value.is_null();
+        self.set(index, value, end);
+        self.rows[index].timestamp = end;
+        self.at = index;
+        if gone {
+            self.forget_session(plain, index);
+        } else {
+            self.know_session(plain, end, start, index);
+        }
+        Ok(())
     }
 
     /// Return key and value of the row that began to differ from the database last; None: no row does.
@@ -272,12 +375,23 @@ impl Rows {
 
     /// Return value, timestamp and stored bytes of a row of the buffer; None: it is not there.
     fn row<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Entry<'py>>> {
-        let (plain, start) = match self.windows {
+        let (plain, start, hash) = match self.windows {
+            _ if self.sessions.is_some() => {
+                if key.len() < 2 * WORD {
+                    return Ok(None);
+                }
+                let hash = xxh64(&key[..key.len() - 2 * WORD], SEED) ^ self.time_of(key) as u64;
+                (&key[..key.len() - WORD], Some(start_of(key)), hash)
+            }
             Some(_) if key.len() < WORD => return Ok(None),
-            Some(_) => (&key[..key.len() - WORD], Some(start_of(key))),
-            None => (key, None),
+            Some(_) => (
+                &key[..key.len() - WORD],
+                Some(start_of(key)),
+                xxh64(&key[..key.len() - WORD], SEED),
+            ),
+            None => (key, None, xxh64(key, SEED)),
         };
-        let Some(index) = self.rows.find(placed(xxh64(plain, SEED), start), plain, start) else {
+        let Some(index) = self.rows.find(placed(hash, start), plain, start) else {
             return Ok(None);
         };
         let row = &self.rows[index];
@@ -422,21 +536,23 @@ impl Rows {
                 lengths += value.as_bytes().len();
             }
             row.stored = stored;
+            let row = &self.rows[index];
             let key = &row.place[1..];
+            let time = self.is_timed().then(|| self.time_of(key));
             if self.windows.is_some() {
                 out.0.append(joined(py, key, &SEQUENCE)?)?;
             } else {
                 out.0.append(PyBytes::new(py, key))?;
             }
             out.2.append(row.timestamp)?;
-            let segment = match &self.windows {
+            let segment = match time {
                 None => None,
-                Some(_) if start_of(key) < horizon => {
+                Some(time) if time < horizon => {
                     out.1.append(value)?;
                     self.drop_expired(index);
                     continue;
                 }
-                Some(_) => Some(start_of(key).div_euclid(segment_ms.max(1))),
+                Some(time) => Some(time.div_euclid(segment_ms.max(1))),
             };
             let family = match last {
                 Some((known, family)) if known == segment => family,
@@ -476,6 +592,9 @@ impl Rows {
         self.by_start.clear();
         self.headers.clear();
         self.serialised.clear();
+        if let Some(sessions) = &mut self.sessions {
+            sessions.clear();
+        }
         self.odd = false;
     }
 
@@ -486,6 +605,10 @@ impl Rows {
                 return;
             }
             for index in entry.remove() {
+                if let Some(plain) = self.plain_of_session(index) {
+                    self.forget_session(&plain, index);
+                    self.forget_key_without_sessions(&plain);
+                }
                 if self.rows[index].dirty {
                     self.rows[index].expired = true;
                 } else {
@@ -504,8 +627,10 @@ impl Rows {
         clean.truncate(excess);
         let mut latest = None;
         for &(_, index) in &clean {
-            if self.windows.is_some() {
-                latest = latest.max(Some(start_of(&self.rows[index].place)));
+            if self.is_timed() {
+                let time = self.time_of(&self.rows[index].place);
+                latest = latest.max(Some(time));
+                self.evict_session(index, time);
             }
             self.rows.remove(index);
         }
@@ -530,6 +655,10 @@ impl Rows {
     fn __len__(&self) -> usize {
         self.rows.len()
     }
+}
+
+fn no_sessions() -> PyErr {
+    PyValueError::new_err("rows are no sessions")
 }
 
 /// A change of one row by one record.
@@ -625,9 +754,10 @@ impl Rows {
         if row.expired {
             // The window begins again; its row keeps its place among the changed ones.
             (row.expired, row.value, row.stored, row.timestamp) = (false, Value::Null, Value::Null, NO_TIMESTAMP);
-            let start = start_of(&row.place);
-            self.by_start.entry(start).or_default().push(index);
+            let time = self.time_of(&self.rows[index].place);
+            self.by_start.entry(time).or_default().push(index);
         }
+        let row = &mut self.rows[index];
         if row.value.is_null() || timestamp > row.timestamp {
             row.timestamp = timestamp;
         }
@@ -645,18 +775,23 @@ impl Rows {
         py: Python<'py>,
         hash: u64,
         place: Place,
-        start: Option<i64>,
+        time: Option<i64>,
         load: &Bound<'py, PyAny>,
     ) -> PyResult<u32> {
-        let found = if start.is_some_and(|start| start > self.stored_to) {
+        let found = if time.is_some_and(|time| time > self.stored_to) {
             None
         } else {
             Some(load.call1((PyBytes::new(py, &place),))?).filter(|found| !found.is_none())
         };
+        self.enter(hash, place, time, found)
+    }
+
+    /// Return the index of a new row, with what a `load` has found.
+    fn enter(&mut self, hash: u64, place: Place, time: Option<i64>, found: Option<Bound<'_, PyAny>>) -> PyResult<u32> {
         let (value, stored, timestamp) = match found {
             None => (Value::Null, Value::Null, NO_TIMESTAMP),
             Some(found) if self.numbers.is_other() => {
-                let (value, timestamp, stored) = found.extract::<(Bound<'py, PyAny>, i64, Bound<'py, PyAny>)>()?;
+                let (value, timestamp, stored) = found.extract::<(Bound<'_, PyAny>, i64, Bound<'_, PyAny>)>()?;
                 (
                     self.numbers.value_of(&value)?,
                     self.numbers.value_of(&stored)?,
@@ -686,10 +821,96 @@ impl Rows {
             expired: false,
             place,
         })?;
-        if let Some(start) = start {
-            self.by_start.entry(start).or_default().push(index);
+        if let Some(time) = time {
+            self.by_start.entry(time).or_default().push(index);
         }
         Ok(index)
+    }
+
+    /// Whether rows are windows or sessions, which expire by their times.
+    fn is_timed(&self) -> bool {
+        self.windows.is_some() || self.sessions.is_some()
+    }
+
+    /// Return the time at the end of a key by which its row expires: the start of a window, the end of a session.
+    fn time_of(&self, key: &[u8]) -> i64 {
+        if self.sessions.is_some() {
+            start_of(&key[..key.len() - WORD])
+        } else {
+            start_of(key)
+        }
+    }
+
+    /// Return the key of a session's row; None: rows are no sessions.
+    fn plain_of_session(&self, index: u32) -> Option<Box<[u8]>> {
+        let place = &self.rows[index].place;
+        self.sessions.as_ref().map(|_| place[1..place.len() - 2 * WORD].into())
+    }
+
+    /// Put the sessions of a key in the database that end from `first` to `last` into the buffer.
+    fn read_sessions<'py>(
+        &mut self,
+        py: Python<'py>,
+        key: &Bound<'py, PyBytes>,
+        first: i64,
+        last: i64,
+        scan: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let plain = key.as_bytes();
+        let group = xxh64(plain, SEED);
+        for row in scan.call1((key, first, last))?.try_iter()? {
+            breathe(py, 1);
+            let (times, found) = row?.extract::<(Bound<'py, PyBytes>, Bound<'py, PyAny>)>()?;
+            let times = times.as_bytes();
+            let (end, start) = (start_of(&times[..WORD]), start_of(times));
+            let with_end = [plain, &times[..WORD]].concat();
+            let hash = placed(group ^ end as u64, Some(start));
+            if self.rows.find(hash, &with_end, Some(start)).is_none() {
+                let place = Place::of((group >> 56) as u8, &with_end, Some(start));
+                let index = self.enter(hash, place, Some(end), Some(found))?;
+                self.know_session(plain, end, start, index);
+            }
+        }
+        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(plain)) {
+            of_key.read = first;
+        }
+        Ok(())
+    }
+
+    fn know_session(&mut self, plain: &[u8], end: i64, start: i64, index: u32) {
+        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(plain)) {
+            let at = of_key.known.partition_point(|&known| known < (end, start, 0));
+            if of_key.known.get(at).is_none_or(|&(e, s, _)| (e, s) != (end, start)) {
+                of_key.known.insert(at, (end, start, index));
+            }
+        }
+    }
+
+    fn forget_session(&mut self, plain: &[u8], index: u32) {
+        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(plain)) {
+            of_key.known.retain(|&(_, _, other)| other != index);
+        }
+    }
+
+    /// Note that a session leaves the buffer: its key is no more complete from its end on.
+    fn evict_session(&mut self, index: u32, end: i64) {
+        let Some(plain) = self.plain_of_session(index) else {
+            return;
+        };
+        self.forget_session(&plain, index);
+        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(&plain)) {
+            of_key.read = of_key.read.max(end.saturating_add(1));
+        }
+        self.forget_key_without_sessions(&plain);
+    }
+
+    /// Forget that a key has no session: what is in the buffer is known, and the database may be asked again.
+    fn forget_key_without_sessions(&mut self, plain: &[u8]) {
+        if let Some(all) = &mut self.sessions
+            && all.get(plain).is_some_and(|of_key| of_key.known.is_empty())
+        {
+            all.remove(plain);
+        }
     }
 
     fn drop_expired(&mut self, index: u32) {

@@ -6,8 +6,9 @@ The known folds are a count, a mean, and a reduce by `operator.add`, `min` or `m
 such a store in whole batches. So no other node may use it: between two records, an
 operator or a processor would see the store before or after the whole batch.
 
-A fold by the user's functions, without windows or in tumbling and hopping ones, changes
-rows one by one, in the order of the records. Its rows are numbers or any objects.
+A fold by the user's functions, without windows or in tumbling and hopping ones, and
+sessions whose updates the record cache holds back, change rows one by one, in the order
+of the records. Their rows are numbers or any objects.
 
 The functions of a mean are in this module, too: its rows are totals and counts, and a
 view divides them. Null values are no numbers: they leave a row as it is.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import (
     Any,
@@ -47,9 +48,9 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.uncached_tables import uncached
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import TimeWindows
+from coopstreams.topology.windows import SessionWindows, TimeWindows
 
-Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean", "function"]
+Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean", "function", "sessions"]
 Number: TypeAlias = Literal["int64", "float64", "other"]
 """What rows are: numbers of a serde, or any objects."""
 MeanRow: TypeAlias = tuple[float, int]
@@ -81,7 +82,7 @@ class Fold:
     @property
     def by_record(self) -> bool:
         """Whether rows change one by one, else by batches of records."""
-        return self.kind == "function"
+        return self.kind in ("function", "sessions")
 
 
 def folds(
@@ -108,6 +109,8 @@ def folds(
         fold = _fold(node)
         if fold is None or not _alone(node, part.nodes):
             continue
+        if fold.kind == "sessions" and node.name not in held_back:
+            continue  # each deletion of a merged session is forwarded in turn
         if not fold.by_record and (
             in_order
             or not (
@@ -180,6 +183,8 @@ def _fold(node: Aggregate) -> Fold | None:
     if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
         return None
     windows = None
+    if isinstance(node.windows, SessionWindows) and node.store.kind == "session":
+        return replace(_by_function(node, None), kind="sessions")
     if node.windows is not None:
         if not isinstance(node.windows, TimeWindows):
             return None

@@ -87,7 +87,8 @@ def _add_by_time(
     moves = isinstance(windows, SlidingWindows | SessionWindows)
     operator_time = function.operator_time(node)
     expire = function.compiler.expire(operator_time, node.store)
-    if node.cogrouped or moves:
+    native = node.store.name in function.compiler.native_by_record
+    if node.cogrouped or (moves and not native):
         # These windows look back beyond the open ones, or another stream is ahead of
         # theirs: expired rows must be gone, however records are cut into batches.
         observed = _observed(function, node) if node.cogrouped else operator_time
@@ -540,12 +541,17 @@ def _add_to_moving_windows(
     windows = node.windows
     updates = function.fresh("updates")
     assert windows is not None
-    name = unit.made("windows", node.name, _moving(node), unit.store(node.store))
+    native = node.store.name in function.compiler.native_by_record
+    made = _moving(node, native=native, forwards=_forwards(function, node))
+    name = unit.made("windows", node.name, made, unit.store(node.store))
     reads = aggregate_reads(node)
     key = function.key(record) if reads.key else "None"
     value = function.value(record) if reads.value else "None"
-    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
-    function.line(f"{updates} = []")
+    arguments = [key_bytes, key, value, record.timestamp, operator_time]
+    if not native:
+        arguments.append(updates)
+        function.line(f"{updates} = []")
+    call = f"{name}.update({', '.join(arguments)})"
     if isinstance(windows, SlidingWindows):
         function.drop_late(
             node,
@@ -556,11 +562,20 @@ def _add_to_moving_windows(
     with function.block("try:"):
         function.line(f"{taken} = {call}")
     with function.block("except Exception as error:"):
+        if native:
+            function.line(f"{taken} = False")
         function.line(f"fail({unit.site('processing', node.name)}, error)")
     if isinstance(windows, SessionWindows):
         with function.block("else:"), function.block(f"if not {taken}:"):
             function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
             function.call_late(node, record)
+    if native:
+        if function.analysis.edges(node):
+            with function.block(f"if headed and {taken}:"):
+                function.line(
+                    f"{unit.store(node.store)}.rows.keep(process.headers or ())"
+                )
+        return
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
             function.line(
@@ -582,9 +597,17 @@ def _add_to_moving_windows(
         _forward_updates(function, node, updates, record.stream_time)
 
 
-def _moving(node: Aggregate) -> Callable[[Any], object]:
+def _moving(
+    node: Aggregate,
+    *,
+    native: bool,
+    forwards: bool,
+) -> Callable[[Any], object]:
     """Return the function that makes the sliding windows or sessions of a task, given
     its store.
+
+    `native`: whether the store's rows are in native memory. `forwards`: whether updates
+    are forwarded at once.
     """
     initializer: Any = node.initializer
     aggregator: Any = node.aggregator
@@ -604,7 +627,10 @@ def _moving(node: Aggregate) -> Callable[[Any], object]:
     }
     if isinstance(node.windows, SlidingWindows):
         return partial(moving_windows.Sliding, **given)
-    return partial(moving_windows.Sessions, **given, merger=merger)
+    given["merger"] = merger
+    if native:
+        return partial(moving_windows.NativeSessions, **given)
+    return partial(moving_windows.Sessions, **given, forwards=forwards)
 
 
 def _forward_updates(

@@ -310,7 +310,12 @@ class Sessions:
         initializer: Callable[[], Any],
         aggregator: Aggregator,
         merger: Aggregator,
+        *,
+        forwards: bool,
     ) -> None:
+        """Make the sessions over a store. `forwards`: whether updates are forwarded at
+        once, so that each has a copy of its value.
+        """
         self._store = store
         self._gap = windows.gap_ms
         self._wait = windows.gap_ms + windows.grace_ms
@@ -318,6 +323,7 @@ class Sessions:
         self._aggregator = aggregator
         self._merger = merger
         self._serde = store.spec.value
+        self._forwards = forwards
 
     def update(
         self,
@@ -360,7 +366,9 @@ class Sessions:
                 updates.append(Update(row, None, old, _end(row)))
         row = session_key(key_bytes, start, end)
         store.put(row, total, end)
-        updates.append(Update(row, snapshot(total, self._serde), None, end))
+        if self._forwards:
+            total = snapshot(total, self._serde)
+        updates.append(Update(row, total, None, end))
         return True
 
     def in_turn(self, updates: list[Update]) -> Iterator[Update]:
@@ -379,6 +387,77 @@ class Sessions:
                 yield update
             finally:
                 entry.value = value
+
+
+class NativeSessions:
+    """The sessions of all keys of one task, with rows in native memory: see `Sessions`.
+    The record cache holds back their updates, so none are returned.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        windows: SessionWindows,
+        initializer: Callable[[], Any],
+        aggregator: Aggregator,
+        merger: Aggregator,
+    ) -> None:
+        """Make the sessions over a `NativeSessionTable`."""
+        self._store = store
+        self._sessions = store.rows.sessions
+        self._merge = store.rows.merge
+        self._observe = store.observe
+        self._load = store.load_row
+        self._scan = store.scan_sessions
+        self._gap = windows.gap_ms
+        self._wait = windows.gap_ms + windows.grace_ms
+        self._expires = store.spec.retention_ms - windows.gap_ms - 1
+        """How far (ms) a record may be behind stream time so that no session near it
+        can have expired.
+        """
+        self._initializer = initializer
+        self._aggregator = aggregator
+        self._merger = merger
+        self._serde = store.spec.value
+
+    def update(
+        self,
+        key_bytes: bytes,
+        key: Any,
+        value: Any,
+        timestamp: int,
+        stream_time: int,
+    ) -> bool:
+        """Merge the sessions within the gap of a record, and add the record.
+
+        If the session is closed, return False and change nothing.
+        """
+        earliest = timestamp - self._gap
+        if stream_time - timestamp >= self._expires:
+            self._store.advance(stream_time)
+            earliest = max(earliest, self._store.horizon)
+        absorbed = self._sessions(
+            key_bytes,
+            max(earliest, 0),
+            timestamp + self._gap,
+            self._scan,
+        )
+        total = self._initializer()
+        start = timestamp
+        end = timestamp
+        for one, first, last in absorbed:
+            if one.__class__ not in UNCHANGEABLE:
+                one = snapshot(one, self._serde)
+            total = self._merger(key, total, one)
+            start = min(start, first)
+            end = max(end, last)
+        if end < stream_time - self._wait:
+            return False
+        total = self._aggregator(key, value, total)  # before any change: it may raise
+        absorbs = start != end or start != timestamp
+        self._merge(key_bytes, start, end, total, absorbs, self._load)
+        self._observe(end)
+        return True
 
 
 class Closing:

@@ -29,7 +29,11 @@ from confluent_kafka import Consumer, Producer, cimpl
 
 from coopstreams.common.config import Config
 from coopstreams.log.batches import MakeRouter, Router
-from coopstreams.state.native_table import NativeTable, NativeWindowTable
+from coopstreams.state.native_table import (
+    NativeSessionTable,
+    NativeTable,
+    NativeWindowTable,
+)
 from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
@@ -41,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 14
+INTERFACE = 15
 """The version of the extension's interface that this module knows; `native/src/lib.rs`
 has the same number.
 """
@@ -260,13 +264,18 @@ def native_tables(
     if config["processor.wrapper"] is not None or data_plane() != "native":
         return {}
     make = _loaded().Rows
-    return {
-        name: partial(
-            NativeTable if fold.windows is None else NativeWindowTable,
-            rows=make(fold.kind, fold.number, fold.windows),
-        )
-        for name, fold in folds(part, caching=caching, in_order=in_order).items()
-    }
+    made: dict[str, MakeTable] = {}
+    for name, fold in folds(part, caching=caching, in_order=in_order).items():
+        if fold.kind == "sessions":
+            rows = make("function", fold.number, sessions=True)
+            made[name] = partial(NativeSessionTable, rows=rows)
+        elif fold.windows is not None:
+            rows = make(fold.kind, fold.number, fold.windows)
+            made[name] = partial(NativeWindowTable, rows=rows)
+        else:
+            rows = make(fold.kind, fold.number)
+            made[name] = partial(NativeTable, rows=rows)
+    return made
 
 
 def native_parts() -> MakeParts | None:
