@@ -328,9 +328,11 @@ class _Last(AggregateFunction):
 
     def fold(self, lines: Lines) -> list[str]:
         value = lines.values[0]
+        usual = f"{value}.__class__ is str or {value}.__class__ is int"
+        other = f"{lines.named(plain_of)}({value}, {repr(self)!r})"
         return [
             f"if {value} is not None:",
-            f"    {lines.slots[0]} = {lines.named(plain_of)}({value}, {repr(self)!r})",
+            f"    {lines.slots[0]} = {value} if {usual} else {other}",
         ]
 
     def merge(self, lines: Lines) -> list[str]:

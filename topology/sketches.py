@@ -23,9 +23,11 @@ quantiles of buckets and the collapse of the lowest.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import frexp
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
@@ -250,10 +252,12 @@ class Spread:
     def add(self, number: float) -> None:
         """Count a finite number."""
         if number > 0.0:
-            fraction, exponent = math.frexp(number)
-            at = exponent * self.parts + int(fraction * 2 * self.parts) - self.low
-            if 0 <= at < len(self.positive):
-                self.positive[at] += 1
+            fraction, exponent = frexp(number)
+            parts = self.parts
+            at = exponent * parts + int(fraction * 2 * parts) - self.low
+            counts = self.positive
+            if 0 <= at < len(counts):
+                counts[at] += 1
             else:
                 self.low = self._count(self.positive, self.low, at + self.low, 1)
         elif number == 0.0:
@@ -333,7 +337,7 @@ class Spread:
         return f"Spread{self.state()}"
 
     def _bucket(self, number: float) -> int:
-        fraction, exponent = math.frexp(number)
+        fraction, exponent = frexp(number)
         return exponent * self.parts + int(fraction * 2 * self.parts)
 
     def _count(
@@ -375,7 +379,7 @@ class Spread:
         rank: int,
     ) -> float:
         """Return the middle of the bucket that has the number of this rank, from 0."""
-        at = next(at for at, so_far in enumerate(accumulate(counts)) if so_far > rank)
+        at = bisect_right(list(accumulate(counts)), rank)
         exponent, part = divmod(low + at - self.parts, self.parts)
         return math.ldexp((part + 0.5) / self.parts + 1.0, exponent - 1)
 

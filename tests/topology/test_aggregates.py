@@ -268,6 +268,25 @@ def test_aggregates_are_added_and_removed_in_a_running_application() -> None:
     assert list(order.items()) == [("total", 3), ("n", 1)]
 
 
+def test_the_bytes_of_a_row_are_on_disks_and_in_topics() -> None:
+    given = {
+        "n": count(),
+        "total": sum_("ms"),
+        "average": mean("ms"),
+        "p50": quantile("ms", 0.5),
+        "users": count_distinct("user"),
+        "best": top_("ms", 1, of="user"),
+    }
+    rows = rows_of(given)
+    row = rows.folding(given)("key", {"ms": 3, "user": "a"}, rows.initial())
+    golden = (
+        "86a16e01a5746f74616c03a76176657261676592cb400800000000000001a370353095"
+        "00ccaf91010090a57573657273c408e6c632b61e964e1fa462657374919203a161"
+    )
+    assert rows.serde.serialize(row).hex() == golden
+    assert rows.serde.deserialize(bytes.fromhex(golden)) == row
+
+
 def test_a_shorter_top_keeps_the_largest() -> None:
     old = rows_of({"top": top_("ms", 3)})
     new = rows_of({"top": top_("ms", 1)})
