@@ -6,7 +6,7 @@ and a second application begins with that:
 
     savepoint  how long the command takes
     running    from the beginning of that command until all tasks of the second application run
-    p99        of the delays of the first application: in the 5 s before, and until the second one runs
+    p99        of the delays of the first application: in the 5 s before, during the savepoint, and until the second runs
     outputs    the results of both for what was written since: none may be missing or different
 """
 
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 
@@ -106,21 +107,22 @@ def main() -> None:
         since = [one for one in results(bootstrap, first.sink) if one[1] >= saved * 1e9]
         forked = list(results(bootstrap, second.sink))
         both = Counter(forked)
-        delays = [
-            [one.delay for one in load.results if start <= one.at < end]
-            for start, end in ((began - BEFORE_S, began), (began, running))
+        times = began - BEFORE_S, began, saved, running
+        percentiles = [
+            1000 * quantiles(delays, n=100)[98]
+            for start, end in pairwise(times)
+            if (delays := [one.delay for one in load.results if start <= one.at < end])
         ]
-    before, meanwhile = (1000 * quantiles(some, n=100)[98] for some in delays)
     missing = (Counter(since) - both).total()
     doubled = (both - Counter(set(forked))).total()
     table = Table(title=f"a fork of {megabytes} MB")
-    for column in ("savepoint s", "running s", "p99 before ms", "p99 meanwhile ms"):
+    columns = "savepoint s", "running s", "p99 before ms", "during it ms", "then ms"
+    for column in columns:
         table.add_column(column, justify="right")
     table.add_row(
         f"{saved - began:.1f}",
         f"{running - began:.1f}",
-        f"{before:.0f}",
-        f"{meanwhile:.0f}",
+        *(f"{one:.0f}" for one in percentiles),
     )
     console = Console()
     console.print(table)
