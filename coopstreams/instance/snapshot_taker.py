@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
@@ -90,8 +89,6 @@ REST = 3.0
 """How long the thread rests after each batch of rows, in times of what it took: it has
 the interpreter for a quarter of the time.
 """
-REST_OF_SAVEPOINTS = 1.0
-"""The same of a savepoint, for which somebody waits."""
 
 
 class StoreTopics(NamedTuple):
@@ -310,7 +307,7 @@ class SnapshotTaker:
                                 id_.partition,
                                 moment.rows[spec.name],
                                 self._saved_files,
-                                partial(self._paced, rest=REST_OF_SAVEPOINTS),
+                                self._paced,
                             )
                         ),
                     )
@@ -371,7 +368,7 @@ class SnapshotTaker:
             return None
         return PartStore(ids.pop(), tuple(slices))
 
-    def _paced(self, rows: Rows, rest: float = REST) -> Rows:
+    def _paced(self, rows: Rows) -> Rows:
         """Yield rows, and rest between them, so that stream threads find the
         interpreter free.
 
@@ -383,7 +380,7 @@ class SnapshotTaker:
             yield row
             if number % PACE_ROWS == 0:
                 took_s = self._host.now() - began
-                if self._stop.wait(took_s * rest):
+                if self._stop.wait(took_s * REST):
                     raise GivenUpError("the process ends")
                 began = self._host.now()
 
