@@ -270,8 +270,12 @@ class _Extreme(AggregateFunction):
     serialised = Scalar
 
     def fold(self, lines: Lines) -> list[str]:
-        kept = f"{lines.named(_ordered)}({lines.values[0]}, {repr(self)!r}, {lines.slots[0]})"
-        return self._taken(lines, lines.values[0], kept)
+        value = lines.values[0]
+        slot = lines.slots[0]
+        # A float that compares with another is not NaN.
+        usual = f"{value}.__class__ is int or ({value}.__class__ is float and {slot} is not None)"
+        other = f"{lines.named(_ordered)}({value}, {repr(self)!r}, {slot})"
+        return self._taken(lines, value, f"{value} if {usual} else {other}")
 
     def merge(self, lines: Lines) -> list[str]:
         return self._taken(lines, lines.others[0], lines.others[0])
