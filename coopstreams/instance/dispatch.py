@@ -25,7 +25,7 @@ from threading import get_ident
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.instance.source_times import SourceTimes
-from coopstreams.log.clocks import UNHEARD
+from coopstreams.log.clocks import UNHEARD, Awaited
 from coopstreams.log.log import (
     NO_STREAM_TIME,
     Position,
@@ -36,10 +36,11 @@ from coopstreams.tasks.failure_handlers import place_in
 from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.time_waits import ClockWait, HeldBack, looked_at
+from coopstreams.tasks.time_waits import ClockWait, HeldBack, ReadTime, looked_at
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Arrivals, OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
+from coopstreams.topology.keys import ALL_GROUPS
 
 FETCH_RECORDS = 10_000
 CLOCKS_EVERY_S = 1.0
@@ -501,15 +502,25 @@ class Dispatcher:
         self._look_at = now + CLOCKS_EVERY_S
         clocks: dict[TopicPartition, ClockWait] = {}
         for source, partition in self._partitions.items():
-            clock = self._reader.clock(source)
+            clock = self._reader.clock(source) or self._read_time(source, partition)
             if clock is None:
                 continue
             newest = self._newest_of(partition)
             waits = looked_at(clock, newest, partition.clock, now)
             partition.clock = clocks[source] = waits
-            for route in partition.routes:
+            for route in () if partition.own else partition.routes:
                 self._metrics.clock_lag(route.task.id, source.topic, waits.lag_ms)
         self.clocks = clocks
+
+    @staticmethod
+    def _read_time(source: TopicPartition, partition: _Partition) -> ReadTime | None:
+        """Return how far a topic of the user was read in the order of births, or the
+        time that was promised since; None: it is not read in that order.
+        """
+        if not partition.own:
+            return None
+        time = min(route.task.clock(source) for route in partition.routes)
+        return ReadTime(time, Awaited(source.partition, ALL_GROUPS, time))
 
     def _newest_of(self, partition: _Partition) -> int:
         """Return the latest birth among the records of all topics that wait for the
@@ -576,7 +587,7 @@ class Dispatcher:
             return {}
         others = [source for source in task.sources if source not in silent]
         time = min(map(self._time_of, others))
-        return {source: time for source in silent if time > self._time_of(source)}
+        return {source: time for source in silent if time > task.clock(source)}
 
     def _time_of(self, source: TopicPartition) -> int:
         """Return the time before which no further record of a source is born, in the

@@ -484,6 +484,11 @@ def wait_for_time(subtopology: int, status: TimeStatus) -> str:
         if status.held_back
         else f"the clock of sub-topology {subtopology} stands at {utc(status.time)}"
     )
+    if awaited.topic is not None:
+        return (
+            f'{what}: "{awaited.topic}" partition {awaited.partition}, which it reads beside repartition topics, has '
+            f"{told} for {awaited.since_s:.0f} s, and is not read to its end: a transaction may be open there"
+        )
     return (
         f"{what}: sub-topology {awaited.subtopology}, partition {awaited.partition}, key groups {awaited.key_groups} "
         f"have told {told} for {awaited.since_s:.0f} s; {owner}"

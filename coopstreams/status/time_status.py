@@ -39,6 +39,7 @@ def time_status(
         subtopology: int,
         whom: Awaited,
         since: float,
+        topic: str | None = None,
     ) -> AwaitedTime:
         return AwaitedTime(
             subtopology=subtopology,
@@ -47,22 +48,27 @@ def time_status(
             time=_known(whom.time),
             owner=owner_of(subtopology, whom.partition, whom.groups),
             since_s=round(max(0.0, now - since), 1),
+            topic=topic,
         )
 
-    told = list[tuple[ClockWait, int]]()
+    told = list[tuple[ClockWait, int, str | None]]()
     for source in sources:
         if (held := held_back.get(source)) is not None:
             whom = awaited(task.subtopology, held.awaited, held.since)
             return TimeStatus(_known(held.time), whom, held_back=True)
         writer = writer_of(source.topic)
         clock = clocks.get(source)
-        if clock is not None and writer is not None:
-            told.append((clock, writer))
+        if clock is None:
+            continue
+        if writer is None:  # a topic of the user, which the task reads itself
+            told.append((clock, task.subtopology, source.topic))
+        else:
+            told.append((clock, writer, None))
     if not told:
         return None
     # The task's time is that of its slowest topic.
-    clock, writer = min(told, key=lambda each: each[0].time)
-    waits = clock.awaited and awaited(writer, clock.awaited, clock.since)
+    clock, waited_for, topic = min(told, key=lambda each: each[0].time)
+    waits = clock.awaited and awaited(waited_for, clock.awaited, clock.since, topic)
     return TimeStatus(_known(clock.time), waits)
 
 

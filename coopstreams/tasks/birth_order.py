@@ -312,6 +312,12 @@ class BirthOrder:
         """Return the next offset of a source that was not taken in."""
         return self._sources[source].received
 
+    def clock(self, source: TopicPartition) -> int:
+        """Return the time before which no further record of a source is born. Callable
+        on any thread: it reads one number.
+        """
+        return self._sources[source].clock
+
     def stream_time(self, source: TopicPartition) -> int:
         """Return the stream time up to which a user's topic was read."""
         return self._sources[source].stream_time

@@ -452,6 +452,13 @@ class Task:
             if part.key_range.intersect(key_range) is not None
         )
 
+    def clock(self, source: TopicPartition) -> int:
+        """Return the time before which no further record of a source is born, in the
+        order of births. Callable on any thread.
+        """
+        assert isinstance(self.queues, BirthOrder)
+        return self.queues.clock(source)
+
     def read_to(self, source: TopicPartition) -> int:
         """Return the offset below which each record of a source is done, or waits until
         its birth is reached.

@@ -155,6 +155,13 @@ class AwaitedTime(msgspec.Struct, frozen=True):
         ),
     ]
     since_s: Annotated[float, Meta(description="How long time has stood for them.")]
+    topic: Annotated[
+        str | None,
+        Meta(
+            description="The topic of yours whose partition is waited for: the task itself reads it, beside re-keyed "
+            "streams. Null: a source partition in front of a repartition topic is waited for."
+        ),
+    ] = None
 
 
 class TimeStatus(msgspec.Struct, frozen=True):

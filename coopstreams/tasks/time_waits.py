@@ -15,6 +15,7 @@ that was.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coopstreams.log.clocks import UNHEARD, Awaited, Clock
 
@@ -55,8 +56,15 @@ class HeldBack:
     since: float
 
 
+class ReadTime(NamedTuple):
+    """The clock of a topic of the user in the order of births: how far it was read."""
+
+    now: int
+    waits_for: Awaited
+
+
 def looked_at(
-    clock: Clock,
+    clock: Clock | ReadTime,
     newest: int,
     before: ClockWait | None,
     now: float,

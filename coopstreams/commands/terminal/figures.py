@@ -119,21 +119,40 @@ def standing_times(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
 
     Short waits are left out, because a clock advances with each commit of the writers.
     """
-    longest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    longest: dict[tuple[int, str], dict[str, Any]] = {}
     for task in tasks:
         # an instance of an earlier release has no `time`
         waits = (task.get("time") or {}).get("waits_for")
         if waits is None or waits["since_s"] < TIME_STANDS_S:
             continue
-        at = task["subtopology"], waits["subtopology"], waits["partition"]
+        at = task["subtopology"], _awaited(waits)
         if at not in longest or longest[at]["since_s"] < waits["since_s"]:
             longest[at] = waits
     ordered = sorted(longest.items(), key=lambda one: -one[1]["since_s"])
     return [
-        f"time of {reader}_* stands for {waits['since_s']:.0f} s: {writer}_{partition}, key groups "
-        f"{waits['key_groups']}, of {waits['owner'] or 'no instance'} has told none"
-        for (reader, writer, partition), waits in ordered
+        f"time of {reader}_* stands for {waits['since_s']:.0f} s: {_told_none(waits)}"
+        for (reader, _), waits in ordered
     ]
+
+
+def _awaited(waits: Mapping[str, Any]) -> str:
+    """Return the partition that time waits for: of a topic of the user, or the task."""
+    topic = waits.get("topic")  # an earlier release has none
+    partition = waits["partition"]
+    return (
+        f"{waits['subtopology']}_{partition}"
+        if topic is None
+        else (f"{topic}-{partition}")
+    )
+
+
+def _told_none(waits: Mapping[str, Any]) -> str:
+    if waits.get("topic") is not None:
+        return f"{_awaited(waits)} has no later record, and is not read to its end"
+    owner = waits["owner"] or "no instance"
+    return (
+        f"{_awaited(waits)}, key groups {waits['key_groups']}, of {owner} has told none"
+    )
 
 
 def snapshot_lines(instances: Iterable[Mapping[str, Any]]) -> list[str]:

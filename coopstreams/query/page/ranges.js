@@ -149,6 +149,7 @@ const density = ({ task, start, end }) => (task.rate ?? 0) / (end - start);
 function timeOf({ time, waits_for: waits }) {
   const at = time === null ? "not known" : Math.abs(time) > LAST_DATE ? `${time} ms` : new Date(time).toISOString();
   if (!waits) return at;
+  if (waits.topic) return `${at}; for ${duration(1000 * waits.since_s)} no later record of ${waits.topic}-${waits.partition}`;
   const whom = `${waits.subtopology}_${waits.partition}, key groups ${waits.key_groups}, of ${waits.owner ?? "no instance"}`;
   return `${at}; for ${duration(1000 * waits.since_s)} no later time of ${whom}`;
 }
