@@ -66,7 +66,19 @@ if TYPE_CHECKING:
         SinkSession,
     )
     from coopstreams.topology.failures import Failure
-    from coopstreams.topology.fields import field
+    from coopstreams.topology.fields import (
+        aggregate,
+        coalesce,
+        concat,
+        field,
+        key,
+        left,
+        lit,
+        right,
+        row,
+        value,
+        when,
+    )
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
     from coopstreams.topology.keys import partition_of
@@ -146,20 +158,28 @@ __all__ = [
     "WindowStore",
     "Windowed",
     "Windows",
+    "aggregate",
+    "coalesce",
+    "concat",
     "count",
     "count_distinct",
     "errors",
     "fail_on_invalid_timestamp",
     "field",
     "first",
+    "key",
     "key_value_store",
     "last",
+    "left",
+    "lit",
     "log_and_skip_on_invalid_timestamp",
     "max_",
     "mean",
     "min_",
     "partition_of",
     "quantile",
+    "right",
+    "row",
     "serdes",
     "session_store",
     "sum_",
@@ -167,8 +187,10 @@ __all__ = [
     "until_time_limit",
     "until_window_closes",
     "use_partition_time_on_invalid_timestamp",
+    "value",
     "versioned_store",
     "wallclock_timestamp",
+    "when",
     "window_store",
 ]
 
@@ -199,7 +221,7 @@ _HOME = {
         "coopstreams.topology.dsl.windowed": "SessionWindowedKStream TimeWindowedKStream",
         "coopstreams.topology.errors": "QueryError",
         "coopstreams.topology.failures": "Failure",
-        "coopstreams.topology.fields": "field",
+        "coopstreams.topology.fields": "aggregate coalesce concat field key left lit right row value when",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
         "coopstreams.topology.keys": "partition_of",

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from coopstreams.topology.calls import name_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.fields import Condition, field
+from coopstreams.topology.fields import Expression, field
 from coopstreams.topology.signatures import accepts
 from coopstreams.topology.sketches import (
     NOTHING,
@@ -36,7 +36,7 @@ from coopstreams.topology.sketches import (
     value_hash,
 )
 
-Argument: TypeAlias = str | Condition | Callable[..., Any]
+Argument: TypeAlias = str | Expression | Callable[..., Any]
 """What an aggregate is of: the name of a part of the value, an expression, or a
 function of `(value)` or `(key, value)`.
 """
@@ -602,9 +602,8 @@ def checked_argument(function: str, of: Any) -> Callable[..., Any]:
     """
     if isinstance(of, str):
         return field(of)
-    if isinstance(of, Condition) or (
-        callable(of) and (accepts(of, 1) or accepts(of, 2))
-    ):
+    read = of.arguments if isinstance(of, Expression) else frozenset()
+    if read <= {"key", "value"} and callable(of) and (accepts(of, 1) or accepts(of, 2)):
         return of  # type: ignore[no-any-return]
     raise TopologyError(
         f'{function} takes the name of a part of the value as "amount", an expression as field("amount"), or a function '
@@ -650,7 +649,9 @@ def takes_key(argument: Callable[..., Any]) -> bool:
     """Return whether an argument is a function of (key, value), which cannot be called
     with a value alone.
     """
-    return not isinstance(argument, Condition) and not accepts(argument, 1)
+    if isinstance(argument, Expression):
+        return "key" in argument.arguments
+    return not accepts(argument, 1)
 
 
 def _added(slot: str, value: str) -> list[str]:
@@ -784,4 +785,4 @@ def _between(
 def _shown(argument: Callable[..., Any]) -> str:
     if isinstance(argument, field):
         return repr(argument.name)
-    return repr(argument) if isinstance(argument, Condition) else name_of(argument)
+    return repr(argument) if isinstance(argument, Expression) else name_of(argument)

@@ -42,11 +42,14 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from coopstreams.spark.history.arrow_rows import ddl
 from coopstreams.spark.native.late_records import SPANS, any_late
 from coopstreams.spark.native.sql_eligibility import Aggregation
+from coopstreams.spark.native.sql_expressions import with_values
 from coopstreams.spark.native.sql_values import (
     EXACT,
     Judged,
+    folded_number,
     judged,
     numbers,
+    truthy,
     with_tokens,
 )
 from coopstreams.spark.native.store_rows import (
@@ -58,6 +61,7 @@ from coopstreams.spark.native.store_rows import (
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.layout import PREFIXES
+from coopstreams.topology.fields import field
 from coopstreams.topology.keys import GROUPS, KeyRange
 
 log = logging.getLogger(__name__)
@@ -225,12 +229,24 @@ def _records(
     key = F.col("key")
     timestamp = F.col("timestamp")
     seen, token_of = with_tokens(history, aggregation.reads, aggregation.parts)
-    number = numbers(aggregation, token_of)
-    where = (
-        Judged(F.lit(True), F.lit(False))
-        if aggregation.where is None
-        else judged(aggregation.where, token_of)
+    mapped = () if aggregation.mapped is None else (aggregation.mapped,)
+    conditions = [each.condition for each in aggregation.where]
+    seen, values = with_values(
+        seen, [*conditions, *mapped], token_of, _floats(aggregation)
     )
+    number = (
+        folded_number(aggregation, values[-1])
+        if mapped
+        else numbers(aggregation, token_of)
+    )
+    where = Judged(F.lit(True), F.lit(False))
+    for (condition, negate), value in zip(aggregation.where, values, strict=False):
+        told = judged(value)
+        if isinstance(condition, field):
+            told = truthy(F.col(token_of[condition.name]))
+        passes = ~told.true if negate else told.true
+        # What an earlier filter drops, Python does not ask the next one.
+        where = Judged(where.true & passes, where.doubt | (where.true & told.doubt))
     offset = (
         F.col("offset")
         if numbered
@@ -261,6 +277,12 @@ def _records(
             "valueless": F.col("arrives") & keyed & F.col("missing"),
         }
     )
+
+
+def _floats(aggregation: Aggregation) -> frozenset[str]:
+    """Return the fields whose type makes floats of integers."""
+    parts = aggregation.parts or {}
+    return frozenset(name for name, part in parts.items() if part.kind == "float")
 
 
 def _slot(key: Column, ranges: int) -> Column:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from coopstreams import KStream, StreamsBuilder, field, serdes
+from coopstreams import KStream, StreamsBuilder, field, key, row, serdes, when
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
@@ -25,7 +25,7 @@ from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.fields import Condition
+from coopstreams.topology.fields import Expression
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.operators.json_parts import unread
 from tests.conftest import needs_native
@@ -297,7 +297,7 @@ def carried(stream: KStream[Any, Any]) -> None:
 
 
 def deep(stream: KStream[Any, Any]) -> None:
-    condition: Condition = field("a")
+    condition: Expression = field("a")
     for number in range(30):
         condition = (condition | (field("b") == number)) & field("c")
     stream.filter(condition).map_values(field("a"), value=serdes.json).to("out")
@@ -332,6 +332,18 @@ FLOWS: dict[str, Flow] = {
         .to("out")
     ),
     "a deep condition": deep,
+    "a row": lambda stream: (
+        stream.filter(~(field("a") + field("b") > 1))
+        .map_values(
+            row(sum=field("a") * 2, text=field("b").lower(), c=field("c")),
+            value=serdes.json,
+        )
+        .to("out")
+    ),
+    "a row with the key": lambda stream: stream.map_values_with_key(
+        row(key=key().is_null(), b=when(field("b") == 7, field("a"))),
+        value=serdes.json,
+    ).to("out"),
 }
 """Programs that read only parts."""
 

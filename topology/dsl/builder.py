@@ -68,7 +68,7 @@ class StreamsBuilder(OtherNames):
         (`metadata.max.age.ms`). Internal topics never match.
 
         `timestamp(record)` returns the event time of a record in milliseconds; None or
-        a negative number drops the record.
+        a negative number drops the record. An expression reads key and value.
 
         `idle_advance`: when a partition has been silent for so long, its stream time
         advances with the clock, and windows close. To that end the application writes

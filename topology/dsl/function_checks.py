@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from coopstreams.topology.calls import is_coroutine_function, name_of
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.fields import Expression
 from coopstreams.topology.signatures import signature_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -27,6 +28,7 @@ def checked(where: str, function: F, *arguments: str) -> F:
         TopologyError: it is not callable, takes other arguments, or is a coroutine
         function; the message names the operator and the line.
     """
+    _check_if_expression(where, function, arguments)
     if is_coroutine_function(function):
         raise TopologyError(
             f"{_calls(where, arguments)}: {name_of(function)} is a coroutine function, and this operator does not "
@@ -67,6 +69,55 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
             f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
+
+
+_SPELLED: Final[Mapping[str, str]] = {
+    "key": "key()",
+    "value": "field(...) or value()",
+    "aggregate": "aggregate()",
+    "left": "left(...)",
+    "right": "right(...)",
+}
+_CONDITIONS: Final = ("filter", "filter_not", "branch")
+
+
+def _check_if_expression(
+    where: str,
+    expression: object,
+    arguments: tuple[str, ...],
+) -> None:
+    if not isinstance(expression, Expression):
+        return
+    readable = _readable(arguments)
+    called = _calls(where, arguments)
+    if not readable:
+        raise TopologyError(
+            f"{called}: an expression such as {expression!r} does not read these. Write a function."
+        )
+    if odd := sorted(expression.arguments.difference(readable)):
+        readable_as = ", ".join(_SPELLED[name] for name in readable)
+        raise TopologyError(
+            f"{called}: {expression!r} reads {_SPELLED[odd[0]]}, which is not here. An expression here reads "
+            f"{readable_as}."
+        )
+    is_condition = "boolean" in expression.kinds or not expression.kinds
+    if where in _CONDITIONS and not is_condition:
+        raise TopologyError(
+            f"{called}: {expression!r} is no condition. Compare it: ({expression!r} > 0)."
+        )
+
+
+def _readable(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what an expression may read of the arguments with which it is called."""
+    match arguments:
+        case ("value",) | ("key", "value") | (*_, "aggregate") | ("aggregate", _):
+            return arguments
+        case ("value", _):
+            return ("left", "right")
+        case ("key", "value" | "one", _):
+            return ("key", "left", "right")
+        case _:
+            return ()
 
 
 def _written(signature: inspect.Signature) -> str:

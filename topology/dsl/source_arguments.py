@@ -19,9 +19,11 @@ from typing import (
 from coopstreams.topology.dsl.function_checks import checked
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.fields import Expression
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import OffsetReset, reset_of
 from coopstreams.topology.naming import check_name
+from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde
 
 SourceOrder: TypeAlias = Literal["key", "none"]
@@ -72,7 +74,7 @@ def described(
             )
     if order not in get_args(SourceOrder):
         raise TopologyError(f'{method}(): order must be "key" or "none", not {order!r}')
-    extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
+    extract = None if timestamp is None else _extractor(timestamp)
     idle_ms = silence_ms(f"{method}()", idle_advance)
     begins = reset_of(reset, f"{method}()")
     read = partial(
@@ -84,6 +86,23 @@ def described(
         pattern=pattern,
     )
     return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
+
+
+def _extractor(timestamp: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Return the function of a record that extracts its timestamp, which may be an
+    expression over its key and value.
+    """
+    if isinstance(timestamp, Expression):
+        return partial(_computed, checked("timestamp=", timestamp, "key", "value"))
+    return checked("timestamp=", timestamp, "record")
+
+
+def _computed(
+    timestamp: Expression,
+    record: TimestampedRecord[Any, Any],
+) -> int | None:
+    computed: int | None = timestamp(record.key, record.value)
+    return computed
 
 
 def silence_ms(where: str, idle_advance: Duration | None) -> int | None:

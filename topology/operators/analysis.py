@@ -15,7 +15,8 @@ from operator import or_
 from types import FunctionType
 from typing import Any, TypeAlias
 
-from coopstreams.topology.fields import Condition
+from coopstreams.topology.expression_code import positions
+from coopstreams.topology.fields import Expression
 from coopstreams.topology.graph.join_nodes import (
     ForeignKeyResult,
     StreamStreamJoin,
@@ -241,7 +242,7 @@ class Analysis:
         the table's view.
         """
         own = (
-            reads_pair(node.joiner)
+            reads_pair(node.joiner, 3)
             if node.with_key
             else Reads(key=False, value=reads_argument(node.joiner, 0))
         )
@@ -333,9 +334,14 @@ class Analysis:
         return result
 
 
-def reads_pair(function: Function) -> Reads:
-    """Return the parts that a function of (key, value) reads."""
-    return Reads(reads_argument(function, 0), reads_argument(function, 1))
+def reads_pair(function: Function, arguments: int = 2) -> Reads:
+    """Return the parts that a function of (key, value), or of these and more arguments,
+    reads.
+    """
+    return Reads(
+        reads_argument(function, 0, arguments),
+        reads_argument(function, 1, arguments),
+    )
 
 
 def reads_partitioned(node: Sink | DynamicSink) -> Reads:
@@ -354,7 +360,7 @@ def aggregate_reads(node: Aggregate) -> Reads:
     if node.aggregator is None:
         return _NONE
     return (
-        reads_pair(node.aggregator)
+        reads_pair(node.aggregator, 3)
         if node.initializer is not None
         else Reads(key=False, value=True)
     )
@@ -392,10 +398,10 @@ def reads_argument(
 
     An example is position 0 of `lambda _, value: value.name`. The caller may then pass
     None instead of deserialising the argument. Only plain Python functions and
-    conditions on fields can prove it.
+    expressions can prove it.
     """
-    if isinstance(function, Condition):
-        return position == arguments - 1
+    if isinstance(function, Expression):
+        return position in positions(function.arguments, arguments).values()
     if not isinstance(function, FunctionType):
         return True
     code = function.__code__

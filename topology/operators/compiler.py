@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from coopstreams.topology.fields import Condition
+from coopstreams.topology.expression_code import positions
+from coopstreams.topology.fields import Expression
 from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
@@ -273,16 +274,15 @@ class Body(Function):
         """Return the call of a user function with these parts of a record. Arguments
         that the function provably never reads are None.
 
-        `label`: the prefix of the function's name in the code. Instead of a call, a
-        field or a condition becomes an expression if its value is a dict or its parts
+        `label`: the prefix of the function's name in the code. An
+        expression becomes code instead of a call, if its value is a dict or its parts
         are columns.
         """
-        if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
-            code = expression(self.unit, called, record.parts.__getitem__)
+        of_record = parts in (("value",), ("key", "value"))
+        if isinstance(called, Expression) and record.parts and of_record:
+            code = self._of_columns(label, called, record, parts)
             if code is not None:
-                value, has_parts = self.value_without_parts(record)
-                arguments = ", ".join(["None"] * (len(parts) - 1) + [value])
-                return f"({code} if {has_parts} else {self.unit.constant(label, called)}({arguments}))"
+                return code
         read = []
         for at, part in enumerate(parts):
             if part in ("key", "value"):
@@ -292,11 +292,37 @@ class Body(Function):
             else:
                 read.append(part)
         call = f"{self.unit.constant(label, called)}({', '.join(read)})"
-        return (
-            of_value(self.unit, called, read[-1], call)
-            if isinstance(called, Condition)
-            else call
+        if not isinstance(called, Expression):
+            return call
+        places = positions(called.arguments, len(parts))
+        names = {argument: read[at] for argument, at in places.items()}
+        return of_value(self.unit, called, names, call, truth=label == "predicate")
+
+    def _of_columns(
+        self,
+        label: str,
+        called: Expression,
+        record: RecordVariables,
+        parts: tuple[str, ...],
+    ) -> str | None:
+        """Return the code of an expression that reads parts of the value, which are
+        columns. None: it is nested too deeply.
+        """
+        reads_key = reads_argument(called, 0, len(parts)) and len(parts) > 1
+        names = {"key": self.key(record)} if reads_key else {}
+        code = expression(
+            self.unit,
+            called,
+            record.parts.__getitem__,
+            names,
+            truth=label == "predicate",
         )
+        if code is None:
+            return None
+        value, has_parts = self.value_without_parts(record)
+        arguments = [names.get("key", "None")] * (len(parts) - 1) + [value]
+        call = f"{self.unit.constant(label, called)}({', '.join(arguments)})"
+        return f"({code} if {has_parts} else {call})"
 
     def stream_time(self, node: Node, record: RecordVariables) -> str:
         """Generate the update of a node's stream time by a record; return the variable

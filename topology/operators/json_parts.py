@@ -21,7 +21,7 @@ from typing import (
 )
 
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import Condition, fields_of
+from coopstreams.topology.fields import Expression, fields_of, reads_fields_only
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     DropNullKeys,
@@ -91,7 +91,9 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
                 return tuple(dict.fromkeys(names))
             case _:
                 break
-        if isinstance(function, Condition):
+        if isinstance(function, Expression):
+            if not reads_fields_only(function):
+                break
             names += fields_of(function)
         elif reads_pair(function).value:
             break

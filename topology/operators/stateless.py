@@ -225,8 +225,15 @@ def flat_map(
     at once, so a bad pair fails the mapper.
     """
     call = function.call_of("mapper", node.mapper, record, KEY_AND_VALUE)
-    pairs = f"[(new_key, new_value) for new_key, new_value in {call}]"
-    forward_pairs(function, node, record, function.guarded("pairs", pairs, node))
+    many = function.fresh("many")
+    pairs = function.fresh("pairs")
+    with function.guard("processing", node.name):
+        # The code of an expression may assign, which a comprehension does not allow.
+        function.line(f"{many} = {call}")
+        function.line(
+            f"{pairs} = [(new_key, new_value) for new_key, new_value in {many}]"
+        )
+    forward_pairs(function, node, record, pairs)
 
 
 def map_pairs(

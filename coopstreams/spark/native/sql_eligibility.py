@@ -24,23 +24,16 @@ from typing import (
     Any,
     Final,
     Literal,
+    NamedTuple,
     TypeAlias,
 )
 
 import msgspec
 from msgspec import inspect
 
+from coopstreams.spark.native.sql_expressions import unreadable
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import (
-    Both,
-    Comparing,
-    Comparison,
-    Condition,
-    Either,
-    Not,
-    field,
-    fields_of,
-)
+from coopstreams.topology.fields import FLOAT, NUMBER, Expression, field, fields_of
 from coopstreams.topology.graph.known_folds import Kind, Number, known_kind
 from coopstreams.topology.graph.nodes import (
     Aggregate,
@@ -63,7 +56,6 @@ _VALUES: tuple[tuple[Serde[Any], Values], ...] = (
     (serdes.int64, "int64"),
     (serdes.float64, "float64"),
 )
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 
 
@@ -94,6 +86,15 @@ class Part:
     default: str | None
 
 
+class Where(NamedTuple):
+    """A filter: its condition, and whether it keeps the records of which that is not
+    true.
+    """
+
+    condition: Expression
+    negate: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Aggregation:
     """One aggregation into a store, as SQL sees it.
@@ -102,9 +103,9 @@ class Aggregation:
     from 8 bytes, or from JSON; with `field` the JSON is an object that has it.
     `number`: the type of the folded number. `drops_null_values`: whether a record
     without a value is dropped. `parts`: the fields of typed JSON by attribute; None:
-    the JSON has no declared type. `where`: the condition of the filters before it, None
-    if there are none. Units: `size_ms`, `advance_ms` and `close_ms` (size + grace) of
-    windows; 0 without windows.
+    the JSON has no declared type. `where`: the filters before it. `mapped`: the
+    expression whose value is folded, if it is more than a field. Units: `size_ms`,
+    `advance_ms` and `close_ms` (size + grace) of windows; 0 without windows.
     """
 
     node: str
@@ -115,7 +116,8 @@ class Aggregation:
     drops_null_values: bool
     number: Number = "int64"
     parts: Mapping[str, Part] | None = None
-    where: Condition | None = None
+    where: tuple[Where, ...] = ()
+    mapped: Expression | None = None
     size_ms: int = 0
     advance_ms: int = 0
     close_ms: int = 0
@@ -123,11 +125,12 @@ class Aggregation:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that the fold reads."""
-        return tuple(
-            dict.fromkeys(
-                [*fields_of(self.where), *([] if self.field is None else [self.field])]
-            )
-        )
+        return tuple(dict.fromkeys(_fields(self.where, self.folded)))
+
+    @property
+    def folded(self) -> Expression | None:
+        """The expression whose value is folded; None: the whole value, or none."""
+        return self.mapped if self.field is None else field(self.field)
 
     @property
     def ordered(self) -> bool:
@@ -139,11 +142,8 @@ class Aggregation:
         """Whether the fold adds floats that may be mixed with integers, which Python
         adds without rounding.
         """
-        typed = (
-            self.parts is not None
-            and self.field is not None
-            and self.parts[self.field].kind == "float"
-        )
+        folded = self.folded
+        typed = folded is not None and _kind(folded, self.parts) == "float"
         return (
             self.number == "float64"
             and self.fold == "sum"
@@ -187,11 +187,11 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
     match node:
         case Source():
             return _source(node)
-        case MapValues(table=False, with_key=False, mapper=field()):
-            return _step(node, nodes)
+        case MapValues(table=False, with_key=False, mapper=Expression() as mapper):
+            return unreadable(mapper) or _step(node, nodes)
         case MapValues():
             return 'calls a Python function; field("...") could be read'
-        case Filter(table=False, predicate=Condition() as condition):
+        case Filter(table=False, predicate=Expression() as condition):
             return unreadable(condition) or _step(node, nodes)
         case Filter():
             return (
@@ -244,38 +244,6 @@ def _step(node: Node, nodes: dict[str, Node]) -> str | None:
     )
 
 
-def unreadable(condition: Condition) -> str | None:
-    """Return why SQL might not decide a condition as Python does, for any record; None
-    if it always does.
-    """
-    match condition:
-        case field():
-            return None
-        case Comparison(comparing=comparing, constant=constant):
-            known = _comparable(comparing, constant)
-            return (
-                None
-                if known
-                else f"compares with {constant!r}, of which SQL may think otherwise"
-            )
-        case Both(one, other) | Either(one, other):
-            return unreadable(one) or unreadable(other)
-        case Not(one):
-            return unreadable(one)
-        case _:
-            return f"has a {type(condition).__name__}, which has no translation"
-
-
-def _comparable(comparing: Comparing, constant: Any) -> bool:
-    if type(constant) is int:
-        return abs(constant) < 1 << 63
-    if type(constant) is float:
-        return math.isfinite(constant)
-    if type(constant) is str:
-        return not _SURROGATE.search(constant)
-    return (constant is None or type(constant) is bool) and comparing in ("==", "!=")
-
-
 def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
     above = nodes[node.parents[0]]
     while isinstance(above, ToStream):
@@ -295,23 +263,22 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
     way = _way(nodes[node.parents[0]], nodes)
     if way is None:
         return "stands behind another step"
-    source, where, part = way
+    source, where, mapped = way
     if more := _more(node, source):
         return more
-    parts = None if where is None and part is None else parts_of(source.value)
-    values = _values(source, where, part, fold, parts)
+    parts = None if not where and mapped is None else parts_of(source.value)
+    values = _values(source, where, mapped, fold, parts)
     if values is None:
         return (
             f'folds values of {source.value}; int64, float64, JSON, or field("...") of plain JSON or of a plain type '
             "have numbers that SQL can read"
         )
-    name = None if part is None else part.name
-    if strange := _strange(_fields(where, name), parts):
+    if strange := _strange(_fields(where, mapped), parts):
         return strange
     number = _number(
         store.value,
         fold,
-        values if part is None or parts is None else parts[part.name].kind,
+        values if mapped is None else _kind(mapped, parts),
     )
     if number is None:
         return (
@@ -323,13 +290,25 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
         store.name,
         fold,
         values,
-        name,
+        mapped.name if isinstance(mapped, field) else None,
         node.drops_null_values,
         number,
         parts,
         where,
+        None if isinstance(mapped, field) else mapped,
         *_sizes_ms(node.windows),
     )
+
+
+def _kind(mapped: Expression, parts: Mapping[str, Part] | None) -> str:
+    """Return what the number is that an expression has: "int", "float", "json" if it
+    may be both, or what it is instead of a number.
+    """
+    if isinstance(mapped, field):
+        return "json" if parts is None else parts[mapped.name].kind
+    if not mapped.kinds & NUMBER:
+        return "str"
+    return "float" if mapped.kinds <= FLOAT else "json"
 
 
 def _more(node: Aggregate, source: Source) -> str | None:
@@ -349,9 +328,13 @@ def _more(node: Aggregate, source: Source) -> str | None:
     return next((why for why, holds in more.items() if holds), None)
 
 
-def _fields(where: Condition | None, name: str | None) -> tuple[str, ...]:
-    """Return the fields that a condition and a fold read."""
-    return fields_of(where) if name is None else (*fields_of(where), name)
+def _fields(
+    where: Sequence[Where],
+    mapped: Expression | None,
+) -> tuple[str, ...]:
+    """Return the fields that filters and a fold read."""
+    read = [name for each in where for name in fields_of(each.condition)]
+    return (*read, *fields_of(mapped))
 
 
 def _sizes_ms(windows: object) -> tuple[int, int, int]:
@@ -364,44 +347,39 @@ def _sizes_ms(windows: object) -> tuple[int, int, int]:
 def _way(
     above: Node,
     nodes: dict[str, Node],
-) -> tuple[Source, Condition | None, field | None] | None:
-    """Return the source of an aggregation, the condition of its filters, and the field
-    of its values.
+) -> tuple[Source, tuple[Where, ...], Expression | None] | None:
+    """Return the source of an aggregation, its filters, and the expression of its
+    values.
 
     Return None if an unknown step is between them.
     """
-    part = None
-    where = None
-    if isinstance(above, MapValues) and isinstance(above.mapper, field):
-        part = above.mapper
+    mapped = None
+    where: tuple[Where, ...] = ()
+    if isinstance(above, MapValues) and isinstance(above.mapper, Expression):
+        mapped = above.mapper
         above = nodes[above.parents[0]]
-    while isinstance(above, Filter) and isinstance(above.predicate, Condition):
-        condition = ~above.predicate if above.negate else above.predicate
-        where = condition if where is None else condition & where
+    while isinstance(above, Filter) and isinstance(above.predicate, Expression):
+        where = (Where(above.predicate, above.negate), *where)
         above = nodes[above.parents[0]]
-    return (above, where, part) if isinstance(above, Source) else None
+    return (above, where, mapped) if isinstance(above, Source) else None
 
 
 def _values(
     source: Source,
-    where: Condition | None,
-    part: field | None,
+    where: Sequence[Where],
+    mapped: Expression | None,
     fold: Kind,
     parts: Mapping[str, Part] | None,
 ) -> Values | None:
     """Return how SQL gets a number from each value: "any" (it needs none), "int64",
     "float64" or "json"; None: it cannot.
     """
-    if where is not None or part is not None:
+    if where or mapped is not None:
         if source.value != serdes.json and parts is None:
             return None  # conditions and fields are about objects
-        return (
-            "any"
-            if part is None and fold == "count"
-            else "json"
-            if part is not None
-            else None
-        )
+        if mapped is not None:
+            return "json"
+        return "any" if fold == "count" else None
     if fold == "count":
         return "any"
     return next((name for serde, name in _VALUES if serde == source.value), None)

@@ -16,25 +16,17 @@ serde refuses, and takes the first of two equal names).
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.native.sql_eligibility import Aggregation, Part
-from coopstreams.topology.fields import (
-    Both,
-    Comparison,
-    Condition,
-    Either,
-    Not,
-    field,
-)
+from coopstreams.spark.native.sql_expressions import MISSING, Value
 
 _SPACE: Final = r"[ \t\n\r]*+"
 _STRING: Final = r'"[^"\\\x00-\x1f]*+"'
@@ -62,17 +54,6 @@ _MARK: Final = "\x01"
 """Stands before each token; JSON text cannot have it."""
 _LONGEST: Final = 10_000
 EXACT: Final = 1 << 53
-_EXACT_DIGITS: Final = 15
-"""Integers up to this number of digits are exact as floats."""
-
-_COMPARE: Final = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
 
 
 class Judged(NamedTuple):
@@ -98,9 +79,9 @@ def with_tokens(
     records: DataFrame,
     names: Sequence[str],
     parts: Mapping[str, Part] | None,
-) -> tuple[DataFrame, dict[str, Column]]:
-    """Return the records with a column for the token of each named field, and these
-    columns by field. A token is the JSON text of the field's value.
+) -> tuple[DataFrame, dict[str, str]]:
+    """Return the records with a column for the token of each named field, and the names
+    of these columns by field. A token is the JSON text of the field's value.
 
     `parts`: the fields of typed JSON by attribute; None: the JSON has no declared type.
     """
@@ -130,12 +111,18 @@ def with_tokens(
     token = {
         f"token_{at}": F.when(
             complete,
-            F.when(given[name] != "", given[name]).otherwise(_default(fields[name])),
+            F.when(given[name] != "", given[name]).otherwise(
+                _default(fields[name]) if parts is not None else F.lit(MISSING)
+            ),
         )
         for at, name in enumerate(names)
     }
-    columns = {column: F.coalesce(each, F.lit("")) for column, each in token.items()}
-    return cut.withColumns(columns), dict(zip(names, map(F.col, columns), strict=True))
+    nothing = F.col("value").isNull()
+    columns = {
+        column: F.when(nothing, MISSING).otherwise(F.coalesce(each, F.lit("")))
+        for column, each in token.items()
+    }
+    return cut.withColumns(columns), dict(zip(names, columns, strict=True))
 
 
 def _plain(names: Sequence[str]) -> dict[str, Part]:
@@ -151,7 +138,7 @@ def _plain(names: Sequence[str]) -> dict[str, Part]:
     }
 
 
-def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
+def numbers(aggregation: Aggregation, token_of: Mapping[str, str]) -> Number:
     """Return the number of each record that an aggregation folds."""
     value = F.col("value")
     kind = "bigint" if aggregation.number == "int64" else "double"
@@ -175,7 +162,7 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
         ).cast(kind)
         found = F.lit("")
     elif aggregation.field is not None:
-        found = token_of[aggregation.field]
+        found = F.col(token_of[aggregation.field])
         number = F.when(found != "-0", found).try_cast(
             kind
         )  # null for a token of another type
@@ -194,101 +181,30 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
     return Number(number, missing, number.isNull() & ~missing)
 
 
-def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
-    """Return whether a condition holds, by the tokens of its fields. The condition must
-    be readable, see `sql_eligibility.unreadable`.
+def folded_number(
+    aggregation: Aggregation,
+    value: Value,
+) -> Number:
+    """Return the number of each record that an aggregation folds, by the value of its
+    expression. In doubt is what is no such number: Python folds or refuses it.
     """
-    match condition:
-        case Both(one, other):
-            first = judged(one, token_of)
-            second = judged(other, token_of)
-            return Judged(
-                first.true & second.true,
-                first.doubt | (first.true & second.doubt),
-            )
-        case Either(one, other):
-            first = judged(one, token_of)
-            second = judged(other, token_of)
-            return Judged(
-                first.true | second.true,
-                first.doubt | (~first.true & second.doubt),
-            )
-        case Not(one):
-            first = judged(one, token_of)
-            return Judged(~first.true, first.doubt)
-        case Comparison(part, comparing, constant):
-            return _compared(token_of[part.name], comparing, constant)
-        case field(name):
-            return Judged(
-                token_of[name] == "true",
-                ~token_of[name].isin("true", "false", "null"),
-            )
-        case _:
-            raise TypeError(f"{condition!r} has no translation")
-
-
-def _compared(
-    found: Column,
-    comparing: str,
-    constant: Any,
-) -> Judged:
-    """Return how a token compares with a constant. Values of other types are unequal;
-    ordering them raises.
-    """
-    compare = _COMPARE[comparing]
-    text = found.startswith('"')
-    known = found != ""
-    flag = found.isin("true", "false")
-    nothing = found == "null"
-    number = known & ~text & ~flag & ~nothing
-    if constant is None:
-        comparable = known
-        other = F.lit(False)
-        result = compare(nothing, F.lit(True))
-    elif isinstance(constant, bool):
-        # Booleans are not compared with numbers: 1 == True in Python.
-        comparable = flag
-        other = text | nothing
-        result = compare(found == "true", F.lit(constant))
-    elif isinstance(constant, str):
-        # As bytes: UTF-8 has the order of code points, as Python has, whatever
-        # collation a session prefers.
-        content = found.substr(F.lit(2), F.length(found) - 2).cast("binary")
-        comparable = text
-        other = known & ~text
-        result = compare(content, F.lit(constant.encode()))
-    else:
-        comparable, result = _as_number(found, number, compare, constant)
-        other = text | nothing
-    unequal = other if comparing in ("==", "!=") else F.lit(False)
-    return Judged(
-        (comparable & F.coalesce(result, F.lit(False)))
-        | (unequal & F.lit(comparing == "!=")),
-        ~(comparable | unequal),
+    whole = aggregation.number == "int64"
+    number = (
+        value.int64 if whole else F.coalesce(value.float64, value.int64.cast("double"))
     )
+    missing = ~value.given if aggregation.drops_null_values else F.lit(False)
+    return Number(number, missing, value.doubt | (number.isNull() & ~missing))
 
 
-def _as_number(
-    found: Column,
-    number: Column,
-    compare: Callable[[Any, Any], Any],
-    constant: float,
-) -> tuple[Column, Column]:
-    """Return whether a token is a number that compares without rounding, and the result
-    of the comparison.
-    """
-    fraction = found.contains(".") | found.contains("e") | found.contains("E")
-    rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))
-    if isinstance(constant, float):
-        return number & (fraction | (F.length(found) <= _EXACT_DIGITS)), rounded
-    whole = compare(
-        F.when(number & ~fraction, found).try_cast("bigint"),
-        F.lit(constant).cast("bigint"),
-    )
-    return number & (~fraction | F.lit(abs(constant) <= EXACT)), F.when(
-        fraction,
-        rounded,
-    ).otherwise(whole)
+def truthy(token: Column) -> Judged:
+    """Return whether a field by itself is truthy, by its token."""
+    return Judged(token == "true", ~token.isin("true", "false", "null"))
+
+
+def judged(value: Value) -> Judged:
+    """Return whether a condition is true, by its value."""
+    odd = value.given & value.boolean.isNull()
+    return Judged(F.coalesce(value.boolean, F.lit(False)), value.doubt | odd)
 
 
 def _float(bits: Column) -> Column:
