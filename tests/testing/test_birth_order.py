@@ -163,8 +163,8 @@ def built(program: Program, through: Through) -> Topology:
 
 def written_by(drawn: list[list[Row]], topics: list[str], latest: int) -> Written:
     """Return the records of the partitions of these topics. No two partitions have a
-    birth in common, whose order would be that of arrival. `latest`: by how much a
-    record may be late.
+    birth in common, whose order would be that of arrival, and no two records are equal.
+    `latest`: by how much a record may be late.
     """
     written: Written = {}
     for number, records in enumerate(drawn):
@@ -174,7 +174,7 @@ def written_by(drawn: list[list[Row]], topics: list[str], latest: int) -> Writte
         for at, (key, step, late) in enumerate(records):
             birth += MOST * step
             time = birth if step else max(0, birth - min(late, latest))
-            written[where].append((f"{key}{at}", time))
+            written[where].append((f"{key}{at}.{number}", time))
     return written
 
 
