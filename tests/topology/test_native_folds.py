@@ -12,6 +12,7 @@ from dataclasses import field as attribute
 from functools import cache
 from itertools import accumulate
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.fields import field
 from coopstreams.topology.graph.known_folds import folds
+from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import session_key
 from coopstreams.topology.suppression import until_window_closes
@@ -261,7 +263,32 @@ FUNCTIONS: dict[str, Build] = {
     ),
 }
 """Operators whose rows change one by one."""
-ALL = {**FLOWS, **FUNCTIONS}
+NEAR = JoinWindows(milliseconds=6, grace=ms(9))
+
+
+def joined(kind: str) -> Build:
+    """Return the join of two streams of this kind; of a stream with itself: `self`."""
+
+    def build(stream: Any, other: Any) -> Any:
+        how = "join" if kind == "self" else kind
+        right = stream if kind == "self" else other
+        results = getattr(stream, how)(
+            right,
+            lambda one, two: [one, two],
+            windows=NEAR,
+            value=serdes.json,
+            store="s",
+        )
+        return SimpleNamespace(to_stream=lambda: results)
+
+    return build
+
+
+JOINS = {
+    f"joined streams: {kind}": joined(kind)
+    for kind in ("join", "left_join", "outer_join", "self")
+}
+ALL = {**FLOWS, **FUNCTIONS, **JOINS}
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "sink": lambda table: table.to_stream().to("out"),
@@ -282,7 +309,7 @@ def program(flow: str, shape: str, native: bool = True) -> Program:
         for topic in ("in", "more")
     ]
     SHAPES[shape](ALL[flow](*streams))
-    if flow not in ("count of more", "several by function"):
+    if flow not in ("count of more", "several by function", *JOINS):
         streams[1].to("in-any-case")
     topology = builder.build()
     part = next(part for part in topology.subtopologies if part.stores)
@@ -290,7 +317,7 @@ def program(flow: str, shape: str, native: bool = True) -> Program:
         topology,
         part,
         parts=native_parts() if native else None,
-        may_drop=flow in FUNCTIONS,
+        may_drop=flow not in FLOWS,
     )
 
 
@@ -361,13 +388,13 @@ class Run:
             self.open()
         else:
             self.state.full  # noqa: B018 it removes rows
-            table = self.state.stores["s"]
-            self.seen.append(
-                [
-                    (key, deepcopy(entry.value), entry.timestamp)
-                    for key, entry in table.scan(None, None)
-                ]
-            )
+            for _, table in sorted(self.state.stores.items()):
+                self.seen.append(
+                    [
+                        (key, deepcopy(entry.value), entry.timestamp)
+                        for key, entry in table.scan(None, None)
+                    ]
+                )
 
     def process(self, batch: Batch) -> None:
         if batch.topic not in self.part.topics:
@@ -407,8 +434,10 @@ class Run:
             return
         self.seen += changes
         self.take_outputs()
-        self.state.commit({"s": self.offset})
-        self.seen.append(dict(self.database.scan("s", range(256), None, None)))
+        self.state.commit(dict.fromkeys(self.state.stores, self.offset))
+        for name in sorted(self.state.stores):
+            rows = self.database.scan(name, range(256), None, None)
+            self.seen.append(dict(rows))
         self.seen.append(self.bound.dropped)
 
     def take_outputs(self) -> None:
@@ -459,6 +488,12 @@ def test_the_flows_of_these_tests_are_known_folds(flow: str) -> None:
     assert not known(flow, "mapped", caching=False), (
         "what stands below would run behind the batch"
     )
+
+
+@pytest.mark.parametrize("flow", JOINS)
+def test_the_sides_of_joins_have_native_rows(flow: str) -> None:
+    found = folds(program(flow, "sink").subtopology, caching=False)
+    assert len(found) == 2 or flow.endswith("self")
 
 
 @pytest.mark.parametrize("flow", FUNCTIONS)

@@ -508,6 +508,9 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
     """
 
     def encode(values: list[Any]) -> bytes:
+        if len(values) == 1:  # nearly all are
+            data = inner.encode(values[0])
+            return _LENGTH.pack(len(data)) + data
         written = [inner.encode(value) for value in values]
         return b"".join(
             part for data in written for part in (_LENGTH.pack(len(data)), data)

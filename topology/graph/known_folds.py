@@ -35,6 +35,7 @@ from typing import (
 )
 
 from coopstreams.topology import serdes
+from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.graph.nodes import (
     RECORD_BY_RECORD,
     Aggregate,
@@ -85,6 +86,9 @@ class Fold:
         return self.kind in ("function", "sessions")
 
 
+_JOIN_SIDE: Final = Fold("function", "other", (1, 1, 0))
+
+
 def folds(
     part: SubTopology,
     *,
@@ -92,7 +96,8 @@ def folds(
     in_order: bool = False,
 ) -> dict[str, Fold]:
     """Return the folds over native rows, by the name of their store; no other node uses
-    these stores.
+    these stores. The two sides of a stream-stream join are among them: their rows, the
+    values of a key and a moment, change one by one as well.
 
     `caching`: whether the record cache is on. `in_order`: whether each update is
     forwarded before its record's other results, as in Kafka Streams: then no rows
@@ -121,6 +126,11 @@ def folds(
         ):
             fold = _by_function(node, fold.windows)
         found[node.store.name] = fold
+    for node in part.nodes:
+        if isinstance(node, StreamStreamJoin):
+            for side in node.stores[:2]:
+                if not _has_processor(side.name, part.nodes):
+                    found[side.name] = _JOIN_SIDE
     return found
 
 
@@ -230,15 +240,22 @@ def _number(store: StoreSpec, kind: Kind | None) -> Number | None:
 
 def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
     """Whether only this aggregation and the streams of its updates use the store."""
+    if _has_processor(node.store.name, nodes):
+        return False
     for other in nodes:
-        if isinstance(other, Processing) and node.store.name in other.store_names:
-            return False
         if (
             other is not node
             and getattr(getattr(other, "store", None), "name", None) == node.store.name
         ):
             return False
     return all(isinstance(child, ToStream) for child in _below(node, nodes))
+
+
+def _has_processor(store: str, nodes: Sequence[Node]) -> bool:
+    """Whether a processor is connected to the store of this name."""
+    return any(
+        isinstance(other, Processing) and store in other.store_names for other in nodes
+    )
 
 
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:

@@ -32,6 +32,7 @@ from sortedcontainers import SortedList
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.stores import (
+    Entry,
     TableStore,
     WindowTableStore,
     split_window_key,
@@ -296,6 +297,11 @@ class _Side:
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store = store
+        self._rows: _SideRows = (
+            _LiveSideRows(store)
+            if getattr(store, "rows", None) is None
+            else _NativeSideRows(store)
+        )
         self._retention_ms = retention_ms
         # Rows that the store has expired stay expired: siblings may have advanced it
         # beyond the rows of this task. The rows count from their own times: one earlier
@@ -347,16 +353,12 @@ class _Side:
             self._of_all[0] = timestamp
         if timestamp < self._oldest:
             return
-        row = window_key(key, timestamp)
-        entry = self._store.entries.get(row) or self._store.load(row)
-        if entry.value is None:
-            entry.value = [value]
+        values = self._rows.values(key, timestamp)
+        if values is None:
+            self._rows.put([value], timestamp)
             insort(self._times.setdefault(key, []), timestamp)
         else:
-            entry.value = [*entry.value, value]
-        entry.timestamp = timestamp
-        if not entry.dirty:
-            self._store.touch(row, entry)
+            self._rows.put([*values, value], timestamp)
 
     def between(
         self,
@@ -373,8 +375,9 @@ class _Side:
         for at in times[
             bisect_left(times, max(first, self._oldest)) : bisect_right(times, last)
         ]:
-            row = window_key(key, at)
-            yield at, (self._store.entries.get(row) or self._store.load(row)).value
+            values = self._rows.values(key, at)
+            assert values is not None  # its time is known
+            yield at, values
 
     def _sweep(self) -> None:
         """Remove the timestamps and rows that are older than the retention."""
@@ -384,6 +387,59 @@ class _Side:
             del times[: bisect_left(times, self._oldest)]
             if not times:
                 del self._times[key]
+
+
+class _SideRows(Protocol):
+    """The rows of one side: the values of the records with one key and timestamp."""
+
+    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
+        """Return the values of a row, in the order of arrival; None: there is none. The
+        row is the one that `put` changes.
+        """
+
+    def put(self, values: list[Any], timestamp: int) -> None:
+        """Set the values of the row that `values` has returned."""
+
+
+class _LiveSideRows:
+    """Rows that are entries of the store's write buffer."""
+
+    def __init__(self, store: WindowTableStore) -> None:
+        self._store = store
+        self._row = b""
+        self._entry: Entry | None = None
+
+    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
+        """Return the values of a row: see `_SideRows.values`."""
+        row = window_key(key, timestamp)
+        entry = self._store.entries.get(row) or self._store.load(row)
+        self._row = row
+        self._entry = entry
+        values: list[Any] | None = entry.value
+        return values
+
+    def put(self, values: list[Any], timestamp: int) -> None:
+        """Set the values of the row that `values` has returned."""
+        entry = self._entry
+        assert entry is not None
+        entry.value = values
+        entry.timestamp = timestamp
+        if not entry.dirty:
+            self._store.touch(self._row, entry)
+
+
+class _NativeSideRows:
+    """Rows in native memory: see `NativeWindowTable`."""
+
+    def __init__(self, store: Any) -> None:
+        self._value = store.rows.value
+        self._load = store.load_row
+        self.put = store.rows.put
+
+    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
+        """Return the values of a row: see `_SideRows.values`."""
+        values: list[Any] | None = self._value(key, timestamp, self._load)
+        return values
 
 
 class UnmatchedRecords:
