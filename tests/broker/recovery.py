@@ -168,7 +168,7 @@ def main() -> int:
             )
         )
         topics = topics_of(cluster)
-        settings = settings_of(topics, arguments.guarantee)
+        settings = settings_of(topics, arguments.guarantee, standbys=0)
         application = Application(
             Path(__file__).with_name("chaos_app.py"),
             cluster.bootstrap,
