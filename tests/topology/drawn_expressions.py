@@ -404,7 +404,7 @@ def _cast(kind: str, value: Any) -> Any:
 
 
 def _parsed(text: str) -> int | None:
-    if not re.match(r"\d{4}-\d\d-\d\d", text) or text[11:13] == "24":
+    if not re.match(r"\d{4}-\d\d-\d\d([T ]|\Z)", text) or text[11:13] == "24":
         return None
     zoned = (
         text
