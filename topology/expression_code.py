@@ -113,7 +113,11 @@ class Code:
         name = self.constant(f"{function.__name__}_of", function)
         return f"{name}({', '.join(arguments)})"
 
-    def part(self, of: str, name: str) -> str:
+    def part(
+        self,
+        of: str,
+        name: str,
+    ) -> str:
         """Return the code of a part of a value."""
         value = self.fresh()
         literal = self.literal(name)
@@ -122,7 +126,11 @@ class Code:
             f"else {self.call(part, value, literal)})"
         )
 
-    def _nested(self, operand: Operand, write: Callable[[Code], str]) -> str:
+    def _nested(
+        self,
+        operand: Operand,
+        write: Callable[[Code], str],
+    ) -> str:
         if not self._levels and operand.operands:
             if self._deeper is None:
                 raise TooDeepError
@@ -154,7 +162,11 @@ class Pair(NamedTuple):
         return known if self.constant is not None else f"{known} is {self.y}.__class__"
 
 
-def _pair(writer: Code, one: Operand, other: Operand) -> Pair:
+def _pair(
+    writer: Code,
+    one: Operand,
+    other: Operand,
+) -> Pair:
     x = writer.fresh()
     first = f"({x} := {writer.of(one)}).__class__"
     if other.constant is not None:
@@ -185,7 +197,12 @@ def arithmetic(
     return f"({result} if {fits} else {operation} if {pair.both} is float else {slow})"
 
 
-def _chosen(operation: str, test: str | None, pair: Pair, slow: str) -> str:
+def _chosen(
+    operation: str,
+    test: str | None,
+    pair: Pair,
+    slow: str,
+) -> str:
     if test is None:
         # A class is true: this assigns the operands.
         return f"({slow} if {pair.same} else None)"
@@ -281,7 +298,10 @@ def application(
     return writer.call(function, *arguments)
 
 
-def positions(arguments: Collection[str], count: int) -> dict[str, int]:
+def positions(
+    arguments: Collection[str],
+    count: int,
+) -> dict[str, int]:
     """Return where the arguments of an expression are among `count` arguments.
 
     Shape: a function is called with `(value)`, `(key, value)`, `(left, right)` or
@@ -305,7 +325,10 @@ def compiled(
     """
     known: dict[str, Any] = {}
 
-    def constant(label: str, value: object) -> str:
+    def constant(
+        label: str,
+        value: object,
+    ) -> str:
         name = label
         while name in known and known[name] is not value:
             name += "_"
@@ -320,7 +343,9 @@ def compiled(
             inner_functions[id(inner)] = compiled(inner, places)
         return f"{constant('deeper', inner_functions[id(inner)])}(*record)"
 
-    def code(field_of: Callable[[str], str]) -> str:
+    def code(
+        field_of: Callable[[str], str],
+    ) -> str:
         writer = Code({name: name for name in places}, field_of, constant, deeper)
         return writer.of(operand)
 

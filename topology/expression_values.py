@@ -50,7 +50,10 @@ _WITHOUT_PARTS: Final = frozenset(
 )
 
 
-def part(value: Any, name: str) -> Any:
+def part(
+    value: Any,
+    name: str,
+) -> Any:
     """Return the part of a value that has a name: an item of a dict, or an attribute.
     Null if a dict has no such item, or the value is null, a scalar or a list.
 
@@ -104,7 +107,10 @@ def _as_float(value: int | float) -> float | None:
         return None
 
 
-def _alike(x: Any, y: Any) -> tuple[Any, Any] | None:
+def _alike(
+    x: Any,
+    y: Any,
+) -> tuple[Any, Any] | None:
     """Return two numbers as two integers, or else as two floats. None: one is no
     number.
     """
@@ -119,7 +125,10 @@ def _alike(x: Any, y: Any) -> tuple[Any, Any] | None:
     return None if x is None or y is None else (x, y)
 
 
-def _floats(x: Any, y: Any) -> tuple[float, float] | None:
+def _floats(
+    x: Any,
+    y: Any,
+) -> tuple[float, float] | None:
     """Return two numbers as floats. None: one is no number."""
     pair = _alike(x, y)
     if pair is None:
@@ -133,31 +142,46 @@ def _result(value: Any) -> Any:
     return in_range(value) if value.__class__ is int else value
 
 
-def add(x: Any, y: Any) -> int | float | None:
+def add(
+    x: Any,
+    y: Any,
+) -> int | float | None:
     """Return the sum: an integer of two integers, else a float."""
     pair = _alike(x, y)
     return None if pair is None else _result(pair[0] + pair[1])
 
 
-def subtract(x: Any, y: Any) -> int | float | None:
+def subtract(
+    x: Any,
+    y: Any,
+) -> int | float | None:
     """Return the difference: an integer of two integers, else a float."""
     pair = _alike(x, y)
     return None if pair is None else _result(pair[0] - pair[1])
 
 
-def multiply(x: Any, y: Any) -> int | float | None:
+def multiply(
+    x: Any,
+    y: Any,
+) -> int | float | None:
     """Return the product: an integer of two integers, else a float."""
     pair = _alike(x, y)
     return None if pair is None else _result(pair[0] * pair[1])
 
 
-def divide(x: Any, y: Any) -> float | None:
+def divide(
+    x: Any,
+    y: Any,
+) -> float | None:
     """Return the quotient of two numbers as floats. Null if the divisor is zero."""
     pair = _floats(x, y)
     return None if pair is None or pair[1] == 0 else pair[0] / pair[1]
 
 
-def remainder(x: Any, y: Any) -> int | float | None:
+def remainder(
+    x: Any,
+    y: Any,
+) -> int | float | None:
     """Return what a division that rounds toward zero leaves: its sign is the
     dividend's. Null if the divisor is zero.
     """
@@ -177,7 +201,10 @@ def negative(x: Any) -> int | float | None:
     return None if x is None else _result(-x)
 
 
-def order(x: Any, y: Any) -> int | None:
+def order(
+    x: Any,
+    y: Any,
+) -> int | None:
     """Return -1, 0 or 1: how two values compare. Null if they have no order.
 
     NaN equals itself and is larger than any other number; -0.0 equals 0.0. An integer
@@ -196,37 +223,55 @@ def order(x: Any, y: Any) -> int | None:
     return int(x > y) - int(x < y)
 
 
-def equal(x: Any, y: Any) -> bool | None:
+def equal(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether two values are equal. Null if they are of different kinds."""
     found = order(x, y)
     return None if found is None else found == 0
 
 
-def unequal(x: Any, y: Any) -> bool | None:
+def unequal(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether two values differ. Null if they are of different kinds."""
     found = order(x, y)
     return None if found is None else found != 0
 
 
-def less(x: Any, y: Any) -> bool | None:
+def less(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether x is below y. Null if they have no order."""
     found = order(x, y)
     return None if found is None else found < 0
 
 
-def at_most(x: Any, y: Any) -> bool | None:
+def at_most(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether x is not above y. Null if they have no order."""
     found = order(x, y)
     return None if found is None else found <= 0
 
 
-def greater(x: Any, y: Any) -> bool | None:
+def greater(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether x is above y. Null if they have no order."""
     found = order(x, y)
     return None if found is None else found > 0
 
 
-def at_least(x: Any, y: Any) -> bool | None:
+def at_least(
+    x: Any,
+    y: Any,
+) -> bool | None:
     """Return whether x is not below y. Null if they have no order."""
     found = order(x, y)
     return None if found is None else found >= 0
@@ -283,7 +328,10 @@ def to_boolean(value: Any) -> bool | None:
     return value != 0 if known else None
 
 
-def _reads(pattern: re.Pattern[str], value: Any) -> bool:
+def _reads(
+    pattern: re.Pattern[str],
+    value: Any,
+) -> bool:
     return (
         value.__class__ is str
         and len(value) <= _MOST_DIGITS
@@ -315,7 +363,11 @@ def length(value: Any) -> int | None:
     return None if value is None else len(value)
 
 
-def substring(value: Any, start: int, count: int | None) -> str | None:
+def substring(
+    value: Any,
+    start: int,
+    count: int | None,
+) -> str | None:
     """Return `count` code points of a text from `start` on, which begins at 0; all of
     them if `count` is None.
     """
@@ -331,28 +383,40 @@ def concat(*values: Any) -> str | None:
     return None if None in texts else "".join(filter(None, texts))
 
 
-def starts_with(value: Any, prefix: Any) -> bool | None:
+def starts_with(
+    value: Any,
+    prefix: Any,
+) -> bool | None:
     """Return whether a text begins with another."""
     value = text(value)
     prefix = text(prefix)
     return None if value is None or prefix is None else value.startswith(prefix)
 
 
-def ends_with(value: Any, suffix: Any) -> bool | None:
+def ends_with(
+    value: Any,
+    suffix: Any,
+) -> bool | None:
     """Return whether a text ends with another."""
     value = text(value)
     suffix = text(suffix)
     return None if value is None or suffix is None else value.endswith(suffix)
 
 
-def contains(value: Any, piece: Any) -> bool | None:
+def contains(
+    value: Any,
+    piece: Any,
+) -> bool | None:
     """Return whether a text has another in it."""
     value = text(value)
     piece = text(piece)
     return None if value is None or piece is None else piece in value
 
 
-def floor_time(value: Any, size_ms: int) -> int | None:
+def floor_time(
+    value: Any,
+    size_ms: int,
+) -> int | None:
     """Return the latest multiple of `size_ms` that is not after an integer."""
     value = number(value)
     if value.__class__ is not int:

@@ -227,7 +227,11 @@ class Expression:
         """Return the number of code points of the text."""
         return self._of_text("length")
 
-    def substring(self, start: int, count: int | None = None) -> Applied:
+    def substring(
+        self,
+        start: int,
+        count: int | None = None,
+    ) -> Applied:
         """Return `count` code points of the text, from `start` on, which begins at 0.
         Without `count`, all of them.
         """
@@ -662,7 +666,11 @@ class Case(Expression):
     branches: tuple[tuple[Expression, Expression], ...]
     rest: Expression | None = None
 
-    def when(self, condition: Expression, value: Expression | Constant) -> Case:
+    def when(
+        self,
+        condition: Expression,
+        value: Expression | Constant,
+    ) -> Case:
         """Return this with another condition, which is asked if no earlier one is
         true.
         """
@@ -789,7 +797,10 @@ def right(name: str | None = None) -> Expression:
     return Whole("right") if name is None else Whole("right")[name]
 
 
-def when(condition: Expression, value: Expression | Constant) -> Case:
+def when(
+    condition: Expression,
+    value: Expression | Constant,
+) -> Case:
     """Return a value under a condition: `when(field("n") > 9, "many").when(field("n") >
     0, "some").otherwise("none")`. Without `otherwise`, the rest is null.
     """
@@ -849,7 +860,11 @@ def _expression(value: object) -> Expression:
     return value if isinstance(value, Expression) else lit(value)  # type: ignore[arg-type]
 
 
-def _taken(sign: str, value: object, kinds: frozenset[Kind]) -> Expression:
+def _taken(
+    sign: str,
+    value: object,
+    kinds: frozenset[Kind],
+) -> Expression:
     """Return an operand, unless its kind is known now and always another."""
     operand = _expression(value)
     if operand.kinds and not operand.kinds & kinds:
@@ -862,7 +877,10 @@ def _taken(sign: str, value: object, kinds: frozenset[Kind]) -> Expression:
     return operand
 
 
-def _condition(sign: str, other: object) -> Expression:
+def _condition(
+    sign: str,
+    other: object,
+) -> Expression:
     if isinstance(other, Expression) and (other.kinds & BOOLEAN or not other.kinds):
         return other
     raise TypeError(
@@ -887,11 +905,19 @@ def _branch(
     return _condition("when()", condition), _expression(value)
 
 
-def _calculated(sign: Calculating, one: object, other: object) -> Arithmetic:
+def _calculated(
+    sign: Calculating,
+    one: object,
+    other: object,
+) -> Arithmetic:
     return Arithmetic(_taken(sign, one, NUMBER), sign, _taken(sign, other, NUMBER))
 
 
-def _compared(one: Expression, sign: Comparing, other: object) -> Comparison:
+def _compared(
+    one: Expression,
+    sign: Comparing,
+    other: object,
+) -> Comparison:
     against = _expression(other)
     if not against.kinds:
         raise TypeError(
@@ -916,7 +942,10 @@ def _first(operand: Expression) -> Kind:
     return "other"
 
 
-def _boolean(writer: Code, operand: Expression) -> str:
+def _boolean(
+    writer: Code,
+    operand: Expression,
+) -> str:
     """Return code whose value is True, False or None."""
     code = writer.of(operand)
     if operand.kinds <= BOOLEAN:

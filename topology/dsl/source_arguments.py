@@ -105,7 +105,10 @@ def _computed(
     return computed
 
 
-def silence_ms(where: str, idle_advance: Duration | None) -> int | None:
+def silence_ms(
+    where: str,
+    idle_advance: Duration | None,
+) -> int | None:
     """Return `idle_advance=` in milliseconds; None if it is not given.
 
     Raises:

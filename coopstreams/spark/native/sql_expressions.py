@@ -204,7 +204,11 @@ class _Translation:
         self._fields: dict[tuple[str, SqlKind], Bound] = {}
         self._doubts: dict[str, None] = {}
 
-    def of(self, expression: Expression, kind: SqlKind) -> Bound | None:
+    def of(
+        self,
+        expression: Expression,
+        kind: SqlKind,
+    ) -> Bound | None:
         """Return the column of an expression's value if it is of a kind. None: it never
         is.
         """
@@ -218,7 +222,11 @@ class _Translation:
         """Return the SQL of whether anything that was translated is in doubt."""
         return " or ".join(self._doubts) or "false"
 
-    def _translated(self, expression: Expression, kind: SqlKind) -> Bound | None:
+    def _translated(
+        self,
+        expression: Expression,
+        kind: SqlKind,
+    ) -> Bound | None:
         match expression:
             case field(name):
                 return self._field(name, kind)
@@ -248,7 +256,11 @@ class _Translation:
             case _:
                 raise TypeError(f"{expression!r} has no translation")
 
-    def _field(self, name: str, kind: SqlKind) -> Bound:
+    def _field(
+        self,
+        name: str,
+        kind: SqlKind,
+    ) -> Bound:
         if (name, kind) in self._fields:
             return self._fields[name, kind]
         token = self._token_of[name]
@@ -277,7 +289,11 @@ class _Translation:
         tests = " or ".join(f"{each.name} is not null" for each in columns)
         return self._bind(tests or "false", *columns)
 
-    def _joined(self, conditions: Sequence[Expression], word: str) -> Bound:
+    def _joined(
+        self,
+        conditions: Sequence[Expression],
+        word: str,
+    ) -> Bound:
         columns = list(map(self._boolean, conditions))
         return self._bind(word.join(each.name for each in columns), *columns)
 
@@ -330,7 +346,12 @@ class _Translation:
         mixed = f"{wholes[0].name} is null or {wholes[1].name} is null"
         return self._bind(f"case when {mixed} then {sql} end", *reals, *wholes)
 
-    def _compared(self, one: Expression, sign: str, other: Expression) -> Bound:
+    def _compared(
+        self,
+        one: Expression,
+        sign: str,
+        other: Expression,
+    ) -> Bound:
         found = []
         for kind in KINDS:
             x = self.of(one, kind)
@@ -349,7 +370,11 @@ class _Translation:
         # Two integers come before the same as floats.
         return self._bind("coalesce({all})", *found)
 
-    def _applied(self, applied: Applied, kind: SqlKind) -> Bound | None:
+    def _applied(
+        self,
+        applied: Applied,
+        kind: SqlKind,
+    ) -> Bound | None:
         first = applied.applied[0]
         name = applied.name
         if name == "negative":
@@ -392,7 +417,11 @@ class _Translation:
     def _doubt(self, sql: str) -> None:
         self._doubts[f"coalesce({sql}, false)"] = None
 
-    def _cast(self, one: Expression, kind: SqlKind) -> Bound | None:
+    def _cast(
+        self,
+        one: Expression,
+        kind: SqlKind,
+    ) -> Bound | None:
         """Return a value of any kind as one of a kind."""
         casts: Mapping[SqlKind, Mapping[SqlKind, str]] = {
             "boolean": {
@@ -435,7 +464,10 @@ class _Translation:
         def group(number: int) -> Bound:
             return self._bind(f"regexp_extract({{x}}, {pattern}, {number})", text)
 
-        def whole(sql: str, of: Bound) -> Bound:
+        def whole(
+            sql: str,
+            of: Bound,
+        ) -> Bound:
             return self._bind(f"coalesce(try_cast({sql} as bigint), 0L)", of)
 
         offset = group(6)
