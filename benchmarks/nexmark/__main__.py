@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from rich.console import Console
 
 from benchmarks.nexmark.contents import Contents, Kind, contents, difference, read
@@ -57,7 +57,13 @@ QUERIES: Mapping[str, Kind] = {
     "q11": Kind.NUMBERS,
     "q12": Kind.SUMS,
 }
-APPS = Path(__file__).with_name("queries.py")
+LAMBDAS = Path(__file__).with_name("queries.py")
+EXPRESSIONS = Path(__file__).with_name("by_expressions.py")
+OURS: Mapping[str, tuple[Path, str]] = {
+    **{plane: (LAMBDAS, setting) for plane, setting in PLANES.items()},
+    "native, by expressions": (EXPRESSIONS, PLANES["native"]),
+}
+"""The programs and the data plane of each of our runs."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 BEGIN = "<!-- python -m benchmarks.nexmark --write -->"
 INTERNAL = ("-repartition", "-topic")
@@ -80,11 +86,10 @@ class Progress:
         """Return the number. All are done if two looks say so: within one look, a
         record may go from a topic that comes later to one that was looked at.
         """
-        source = TopicPartition(SOURCE, 0)
-        (found,) = self._consumer.committed([source], 30)
-        if found.offset <= 0:
+        try:
+            done = self._done()
+        except KafkaException:  # the group has no coordinator yet
             return 0
-        done = max(0, found.offset - self._left())
         complete = done >= self._records
         self.finished = self.finished or (complete and self._complete)
         self._complete = complete
@@ -93,6 +98,10 @@ class Progress:
     def close(self) -> None:
         """End the connection."""
         self._consumer.close()
+
+    def _done(self) -> int:
+        (found,) = self._consumer.committed([TopicPartition(SOURCE, 0)], 30)
+        return max(0, found.offset - self._left()) if found.offset > 0 else 0
 
     def _left(self) -> int:
         asked = [
@@ -124,14 +133,15 @@ class Bench:
             "BENCH_SOURCE": SOURCE,
             "BENCH_STATE": str(self.folder / "state"),
         }
-        ours = coopstreams_run(
-            query, self.bootstrap, environment["BENCH_STATE"], apps=APPS
-        )
-        found = [
-            (plane, Case(query, ours, {**environment, SETTING: PLANES[plane]}))
-            for plane in wanted
-            if plane in PLANES
-        ]
+        found = list[tuple[str, Case]]()
+        for who, (apps, setting) in OURS.items():
+            if who in wanted:
+                command = coopstreams_run(
+                    query, self.bootstrap, environment["BENCH_STATE"], apps=apps
+                )
+                found.append(
+                    (who, Case(query, command, {**environment, SETTING: setting}))
+                )
         if JVM.name in wanted:
             command = [*JVM.start(find_java().executable), f"nexmark {query}"]
             found.append((JVM.name, Case(query, command, environment)))
@@ -158,6 +168,18 @@ class Bench:
             )
         results.setdefault(query, {}).setdefault(who, []).append(measured)
         return contents(QUERIES[query], read(self.bootstrap, sink))
+
+
+def runners() -> list[str]:
+    """Return who can run the queries here."""
+    return [
+        *(
+            who
+            for who, (_, setting) in OURS.items()
+            if setting in map(PLANES.get, planes())
+        ),
+        *([JVM.name] if JVM.installed else []),
+    ]
 
 
 def compared(
@@ -216,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--by",
         nargs="+",
-        choices=[*PLANES, JVM.name],
-        default=[*planes(), *([JVM.name] if JVM.installed else [])],
+        choices=[*OURS, JVM.name],
+        default=runners(),
         help="who runs them, by turns",
     )
     parser.add_argument(

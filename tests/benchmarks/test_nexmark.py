@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import orjson
 import pytest
 
-from benchmarks.nexmark import queries
+from benchmarks.nexmark import by_expressions, queries
+from benchmarks.nexmark.__main__ import QUERIES
 from benchmarks.nexmark.contents import Kind, contents, difference
 from benchmarks.nexmark.generator import (
     AUCTION,
@@ -23,12 +25,12 @@ from benchmarks.nexmark.generator import (
     events,
 )
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.topology import Topology
 
 RECORDS = 2_000
 A_SECOND = 53
 """No pause is as long as the gap of sessions: Kafka Streams may have expired one then."""
 PERIOD_MS = 10_000
+SPELLINGS = {"lambdas": queries, "expressions": by_expressions}
 
 Event = dict[str, Any]
 Outputs = list[tuple[Any, Any]]
@@ -44,18 +46,24 @@ def of(happened: Iterable[Event], event_type: int) -> list[Event]:
     return [event for event in happened if event["event_type"] == event_type]
 
 
-def outputs(topology: Topology) -> Outputs:
+@cache
+def outputs(query: str, spelling: str = "lambdas") -> Outputs:
     """Return the keys and values that a query writes."""
-    with TopologyTestDriver(topology) as driver:
+    with TopologyTestDriver(getattr(SPELLINGS[spelling], query)) as driver:
         source = driver.input(queries.SOURCE)
         for key, value, timestamp in events(RECORDS, A_SECOND):
             source.send(key.decode(), orjson.loads(value), timestamp)
         return [(record.key, record.value) for record in driver.outputs()]
 
 
+def texts(found: Outputs) -> list[tuple[str, Any]]:
+    """Return the keys as texts, also those with windows, and the values."""
+    return [(str(key), value) for key, value in found]
+
+
 def rows(found: Outputs) -> dict[str, Any]:
     """Return the last value of each key, of a key with a window by its text."""
-    last = {str(key): value for key, value in found}
+    last = dict(texts(found))
     return {key: value for key, value in last.items() if value is not None}
 
 
@@ -85,11 +93,11 @@ def test_q0_to_q2_take_bids_one_by_one(happened: list[Event]) -> None:
     bids = of(happened, BID)
     kept = ("auction", "bidder", "price", "dateTime", "extra")
     passed = [{name: bid[name] for name in kept} for bid in bids]
-    assert [value for _, value in outputs(queries.q0)] == passed
-    assert [value["price"] for _, value in outputs(queries.q1)] == [
+    assert [value for _, value in outputs("q0")] == passed
+    assert [value["price"] for _, value in outputs("q1")] == [
         bid["price"] * 0.908 for bid in bids
     ]
-    assert [value for _, value in outputs(queries.q2)] == [
+    assert [value for _, value in outputs("q2")] == [
         {"auction": bid["auction"], "price": bid["price"]}
         for bid in bids
         if bid["auction"] % 123 == 0
@@ -104,7 +112,7 @@ def test_q3_joins_auctions_with_sellers_that_may_come_later(
         for person in of(happened, PERSON)
         if person["state"] in {"OR", "ID", "CA"}
     }
-    assert rows(outputs(queries.q3)) == {
+    assert rows(outputs("q3")) == {
         str(auction["id"]): {
             "id": auction["id"],
             **{
@@ -130,7 +138,7 @@ def test_q4_is_the_mean_of_the_winning_prices(happened: list[Event]) -> None:
     prices = defaultdict(list)
     for name, price in best.items():
         prices[str(auctions[name]["category"])].append(price)
-    assert rows(outputs(queries.q4)) == {
+    assert rows(outputs("q4")) == {
         category: sum(these) / len(these) for category, these in prices.items()
     }
 
@@ -143,7 +151,7 @@ def test_q5_is_the_auctions_with_the_most_bids(happened: list[Event]) -> None:
         for start in range(latest - PERIOD_MS + 2000, latest + 1, 2000):
             counts[start][bid["auction"]] += 1
     now = bids[-1]["dateTime"]
-    assert rows(outputs(queries.q5)) == {
+    assert rows(outputs("q5")) == {
         str(start): {
             "num": max(of_window.values()),
             "auctions": sorted(
@@ -162,7 +170,7 @@ def test_q7_is_the_highest_bid_of_each_period(happened: list[Event]) -> None:
     for bid in of(happened, BID):
         start = bid["dateTime"] // PERIOD_MS * PERIOD_MS
         highest[start] = max(highest[start], bid["price"])
-    assert {key: bid["price"] for key, bid in rows(outputs(queries.q7)).items()} == {
+    assert {key: bid["price"] for key, bid in rows(outputs("q7")).items()} == {
         f"[all@{start}/{start + PERIOD_MS}]": price for start, price in highest.items()
     }
 
@@ -175,7 +183,7 @@ def test_q8_is_who_sells_soon_after_becoming_a_person(happened: list[Event]) -> 
         if auction["seller"] in came
         and 0 <= auction["dateTime"] - came[auction["seller"]] <= PERIOD_MS
     }
-    found = [(value["id"], value["auction"]) for _, value in outputs(queries.q8)]
+    found = [(value["id"], value["auction"]) for _, value in outputs("q8")]
     assert sorted(found) == sorted(sold)
 
 
@@ -190,14 +198,19 @@ def test_q11_is_the_bids_of_each_session(happened: list[Event]) -> None:
             if number == len(these) or these[number] - now > PERIOD_MS:
                 sessions[f"[{bidder}@{these[first]}/{now}]"] = number - first
                 first = number
-    assert rows(outputs(queries.q11)) == sessions
+    assert rows(outputs("q11")) == sessions
 
 
 def test_q12_counts_each_bid_once(happened: list[Event]) -> None:
     found = Counter[str]()
-    for key, value in {str(k): (k.key, n) for k, n in outputs(queries.q12)}.values():
+    for key, value in {str(k): (k.key, n) for k, n in outputs("q12")}.values():
         found[key] += value
     assert found == Counter(str(bid["bidder"]) for bid in of(happened, BID))
+
+
+@pytest.mark.parametrize("query", [query for query in QUERIES if query != "q12"])
+def test_expressions_say_the_same_as_lambdas(query: str) -> None:
+    assert texts(outputs(query, "expressions")) == texts(outputs(query))
 
 
 @pytest.mark.parametrize(

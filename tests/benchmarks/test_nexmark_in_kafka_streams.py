@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.nexmark.__main__ import QUERIES, SOURCE, Bench, compared
+from benchmarks.nexmark.__main__ import QUERIES, SOURCE, Bench, compared, runners
 from benchmarks.nexmark.generator import events
 from benchmarks.peers import JVM
 from benchmarks.peers.__main__ import install
-from benchmarks.report import planes
 from benchmarks.running import make_topics, write_timed
 from coopstreams.dev.broker import KafkaBroker
 
@@ -47,4 +46,4 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_results_are_those_of_kafka_streams(bench: Bench, query: str) -> None:
-    compared(bench, [query], [*planes(), JVM.name], 1)
+    compared(bench, [query], runners(), 1)
