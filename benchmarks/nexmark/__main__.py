@@ -61,7 +61,7 @@ LAMBDAS = Path(__file__).with_name("queries.py")
 EXPRESSIONS = Path(__file__).with_name("by_expressions.py")
 OURS: Mapping[str, tuple[Path, str]] = {
     **{plane: (LAMBDAS, setting) for plane, setting in PLANES.items()},
-    "native, by expressions": (EXPRESSIONS, PLANES["native"]),
+    "native expressions": (EXPRESSIONS, PLANES["native"]),
 }
 """The programs and the data plane of each of our runs."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
