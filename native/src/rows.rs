@@ -207,6 +207,7 @@ impl Rows {
 
     /// Set the value of a session. `absorbs`: the sessions that `sessions` has returned are deleted, each at its end.
     /// `load`: as of `value`.
+    #[allow(clippy::too_many_arguments, reason = "the parts of a session, and where it may be")]
     fn merge<'py>(
         &mut self,
         py: Python<'py>,

@@ -49,6 +49,7 @@ def test_a_topic_of_the_user_that_the_task_reads_itself_is_named() -> None:
         50.0,
     )
     awaited = AwaitedTime(1, 0, "0..255", 50, "b", 10.0, "clicks")
+    assert status is not None
     assert status == TimeStatus(50, awaited)
     assert '"clicks" partition 0, which it reads beside' in wait_for_time(1, status)
 
