@@ -242,6 +242,11 @@ FUNCTIONS: dict[str, Build] = {
     "sessions counted": lambda stream, _: (
         stream.group_by_key().windowed_by(SESSIONS).count(store="s")
     ),
+    "sessions without grace": lambda stream, _: (
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=7))
+        .count(store="s")
+    ),
     "sessions reduced": lambda stream, _: (
         numbers(stream, INT)
         .windowed_by(SESSIONS)

@@ -94,9 +94,20 @@ def _add_by_time(
         observed = _observed(function, node) if node.cogrouped else operator_time
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
+    before = operator_time
+    if moves and native:
+        before = function.fresh("before")
+        function.line(f"{before} = {operator_time}")
     birth = function.birth(node, record)
     if isinstance(windows, SlidingWindows | SessionWindows):
-        _add_to_moving_windows(function, node, record, key_bytes, operator_time)
+        _add_to_moving_windows(
+            function,
+            node,
+            record,
+            key_bytes,
+            operator_time,
+            before,
+        )
         return
     in_place = not node.emit_on_close
     if in_place and isinstance(windows, TimeWindows) and windows.tumbles:
@@ -533,9 +544,10 @@ def _add_to_moving_windows(
     record: RecordVariables,
     key_bytes: str,
     operator_time: str,
+    before: str,
 ) -> None:
     """Generate code that adds a record to sliding windows or sessions, and forwards
-    their updates.
+    their updates. `before`: the operator time before the record.
     """
     unit = function.unit
     windows = node.windows
@@ -548,7 +560,9 @@ def _add_to_moving_windows(
     key = function.key(record) if reads.key else "None"
     value = function.value(record) if reads.value else "None"
     arguments = [key_bytes, key, value, record.timestamp, operator_time]
-    if not native:
+    if native:
+        arguments.append(before)
+    else:
         arguments.append(updates)
         function.line(f"{updates} = []")
     call = f"{name}.update({', '.join(arguments)})"

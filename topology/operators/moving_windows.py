@@ -411,9 +411,9 @@ class NativeSessions:
         self._scan = store.scan_sessions
         self._gap = windows.gap_ms
         self._wait = windows.gap_ms + windows.grace_ms
-        self._expires = store.spec.retention_ms - windows.gap_ms - 1
-        """How far (ms) a record may be behind stream time so that no session near it
-        can have expired.
+        self._expires = store.spec.retention_ms - windows.gap_ms
+        """How far (ms) a record must be behind stream time so that a session near it
+        may have expired.
         """
         self._initializer = initializer
         self._aggregator = aggregator
@@ -427,14 +427,16 @@ class NativeSessions:
         value: Any,
         timestamp: int,
         stream_time: int,
+        before: int,
     ) -> bool:
-        """Merge the sessions within the gap of a record, and add the record.
+        """Merge the sessions within the gap of a record, and add the record. `before`:
+        the stream time before the record, by which sessions have expired.
 
         If the session is closed, return False and change nothing.
         """
         earliest = timestamp - self._gap
-        if stream_time - timestamp >= self._expires:
-            self._store.advance(stream_time)
+        if before - timestamp >= self._expires and before >= 0:
+            self._store.advance(before)
             earliest = max(earliest, self._store.horizon)
         absorbed = self._sessions(
             key_bytes,
