@@ -109,29 +109,30 @@ def folds(
         held_back = frozenset(nodes) - uncached(part.nodes)
     found: dict[str, Fold] = {}
     for node in part.nodes:
-        if not isinstance(node, Aggregate):
-            continue
-        fold = _fold(node)
-        if fold is None or not _alone(node, part.nodes):
-            continue
-        if fold.kind == "sessions" and node.name not in held_back:
-            continue  # each deletion of a merged session is forwarded in turn
-        if not fold.by_record and (
-            in_order
-            or not (
-                _comes_at_hand(node, nodes)
-                # Without the record cache each update leaves at once.
-                and (node.name in held_back or _may_follow(node, fold, part.nodes))
-            )
-        ):
-            fold = _by_function(node, fold.windows)
-        found[node.store.name] = fold
-    for node in part.nodes:
         if isinstance(node, StreamStreamJoin):
-            for side in node.stores[:2]:
-                if not _has_processor(side.name, part.nodes):
-                    found[side.name] = _JOIN_SIDE
+            found |= _sides(node, part.nodes)
+        elif isinstance(node, Aggregate) and _alone(node, part.nodes):
+            fold = _fold(node)
+            if fold is not None and not fold.by_record:
+                by_batch = not in_order and (
+                    _comes_at_hand(node, nodes)
+                    # Without the record cache each update leaves at once.
+                    and (node.name in held_back or _may_follow(node, fold, part.nodes))
+                )
+                fold = fold if by_batch else _by_function(node, fold.windows)
+            # Without the cache, each deletion of a merged session is forwarded in turn.
+            if fold is not None and (fold.kind != "sessions" or node.name in held_back):
+                found[node.store.name] = fold
     return found
+
+
+def _sides(node: StreamStreamJoin, nodes: Sequence[Node]) -> dict[str, Fold]:
+    """Return what changes the rows of the sides of a join, by the name of the store."""
+    return {
+        side.name: _JOIN_SIDE
+        for side in node.stores[:2]
+        if not _has_processor(side.name, nodes)
+    }
 
 
 def known_kind(node: Aggregate) -> Kind | None:
