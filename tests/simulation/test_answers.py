@@ -17,8 +17,12 @@ RECORDS = 80
 
 
 LOOSE = " if updates are left out"
+TOLD_IN_SILENCE = {"merged windows beside a repartition that are emitted in silence"}
+"""One task tells no results of them: their left topic is nearly always silent, which a
+test driver does not notice. Other programs have the same oracle.
+"""
 CASES = [
-    *PROGRAMS,
+    *(name for name in PROGRAMS if name not in TOLD_IN_SILENCE),
     *(
         name + LOOSE
         for name, program in PROGRAMS.items()
