@@ -139,7 +139,7 @@ class NativeRows(Protocol):
     ) -> None:
         """Set the value of a session (ms); None deletes it. `absorbs`: the sessions
         that `sessions` has returned are deleted, each at its end. `load`: see
-        `NativeTable.load_row`.
+        `NativeTable.loaded`.
         """
 
     def newest(self) -> tuple[bytes, Any] | None:
@@ -249,19 +249,14 @@ class NativeTable(Table):
         return self._checked(place, self._get(place))
 
     def loaded(self, place: bytes) -> Any:
-        """Return value, timestamp and stored bytes of a row that is not in the buffer,
-        for `rows.value` of a store of objects; None if the database does not have the
-        row.
+        """Return a row that is not in the buffer, for `rows.value`: of a number its
+        database value, of an object its value, timestamp and stored bytes; None if the
+        database does not have the row.
 
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
         """
         return self._as_loaded(place, self.stored(place))
-
-    @property
-    def load_row(self) -> Callable[[bytes], Any]:
-        """The function by which `rows.value` reads the database."""
-        return self.loaded if self._objects else self.stored
 
     def load(self, key: bytes) -> Entry:
         """Return a copy of a row of the buffer or the database. Its value is None if
@@ -276,9 +271,9 @@ class NativeTable(Table):
         )
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Raise an error: entries are copies, so rows change only by `NativeRows.add`."""
+        """Raise an error: entries are copies, so rows change only by `rows`."""
         raise StateError(
-            f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}'
+            f'rows of store "{self.spec.name}" change by `rows` alone, not that of {key!r} by {entry}'
         )
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
@@ -353,9 +348,7 @@ class NativeTable(Table):
         self.rows.trim(excess)
 
     def _as_loaded(self, place: bytes, data: bytes | None) -> Any:
-        """Return a database value as `rows.value` takes it: of an object its value,
-        timestamp and stored bytes.
-        """
+        """Return a database value as `rows` takes it: see `loaded`."""
         if data is None or not self._objects:
             return self._checked(place, data)
         entry = self._entry(place, data)
@@ -459,7 +452,7 @@ class NativeSessionTable(NativeWindowTable):
         last: int,
     ) -> Iterator[tuple[bytes, Any]]:
         """Yield the sessions of a key in the database with first <= end <= last (ms),
-        for `rows.sessions`: end and start as bytes, and what `load_row` returns.
+        for `rows.sessions`: end and start as bytes, and what `loaded` returns.
         """
         first = max(first, self.horizon, 0)
         for row, data in self._database.windows_of(self.spec.name, key, first, last):

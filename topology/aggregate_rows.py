@@ -6,8 +6,8 @@ shows is a dict with the finished values, in the order in which the aggregates w
 named; a view behind the aggregation makes it (`finish`).
 
 The functions are source code, put together of the lines of `aggregates`: a record costs
-one call, whatever the number of aggregates. The source is in `linecache`, so tracebacks
-show it. Arguments that several aggregates share are computed once.
+one call, whatever the number of aggregates. Arguments that several aggregates share are
+computed once.
 
 Invariant: a row is never changed: each record makes a new tuple. Only a quantile is
 changed in place, and only by the last lines of a function, which cannot raise.
@@ -21,7 +21,6 @@ Turned down: rows as dicts (three times the memory, and a look-up for each state
 from __future__ import annotations
 
 import keyword
-import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,13 +33,12 @@ from coopstreams.topology import aggregates
 from coopstreams.topology.aggregates import AggregateFunction, Lines
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.fields import field as part_of
+from coopstreams.topology.generated_source import executed
 from coopstreams.topology.serde import Serde
 
 Row: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = Mapping[str, AggregateFunction]
 """Aggregates by name."""
-
-_numbers = count()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -137,11 +135,8 @@ class _Source:
     def function(self) -> Callable[..., Any]:
         """Return the function."""
         text = "\n".join([*self.lines, ""])
-        file = f"<coopstreams aggregates {next(_numbers)}: {self._name}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        space = {**self.known, "__name__": __name__}
-        exec(compile(text, file, "exec"), space)
-        made: Callable[..., Any] = space[self._name]
+        names = executed(f"aggregates: {self._name}", text, self.known)
+        made: Callable[..., Any] = names[self._name]
         return made
 
 

@@ -25,6 +25,7 @@ from coopstreams.topology.expression_values import (
     SPACES,
     part,
 )
+from coopstreams.topology.generated_source import executed
 
 _MOST_LEVELS = 12
 """The deepest nesting that is written as one Python expression: CPython's parser limits
@@ -357,6 +358,6 @@ def compiled(
     if of_dict != of_any:
         lines.append(f"    if value.__class__ is dict: return {of_dict}")
     lines.append(f"    return {of_any}")
-    exec("\n".join(lines), known)
-    function: Callable[..., Any] = known["evaluate"]
+    names = executed("expression", "\n".join([*lines, ""]), known)
+    function: Callable[..., Any] = names["evaluate"]
     return function

@@ -84,8 +84,8 @@ class Expression:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """What its value may be, if it is not null."""
-        raise NotImplementedError
+        """What its value may be, if it is not null: anything, where no more is known."""
+        return ANY
 
     @property
     def constant(self) -> Any:
@@ -278,6 +278,27 @@ class Expression:
         return Applied(name, tuple(texts), options)
 
 
+class _Condition(Expression):
+    """An expression whose value is a boolean."""
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """A boolean."""
+        return BOOLEAN
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class _Several(_Condition):
+    """A condition that is made of several."""
+
+    conditions: tuple[Expression, ...]
+
+    @property
+    def operands(self) -> tuple[Expression, ...]:
+        """The conditions."""
+        return self.conditions
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class field(Expression):  # noqa: N801 used as a function
     """The part of a value that has a name: `map_values(field("amount"))`,
@@ -299,11 +320,6 @@ class field(Expression):  # noqa: N801 used as a function
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _name(self.name))
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """What its value may be: anything."""
-        return ANY
 
     @cached_property
     def arguments(self) -> frozenset[Argument]:
@@ -334,11 +350,6 @@ class Whole(Expression):
     argument: Argument
 
     @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """What its value may be: anything."""
-        return ANY
-
-    @cached_property
     def arguments(self) -> frozenset[Argument]:
         """What it reads of a record."""
         return frozenset({self.argument})
@@ -362,11 +373,6 @@ class Part(Expression):
     def operands(self) -> tuple[Expression, ...]:
         """The value of which it is a part."""
         return (self.of,)
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """What its value may be: anything."""
-        return ANY
 
     def code(self, writer: Code) -> str:
         """Return the code of the part."""
@@ -437,7 +443,7 @@ class Arithmetic(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Comparison(Expression):
+class Comparison(_Condition):
     """The condition that two values compare in a given way."""
 
     one: Expression
@@ -449,11 +455,6 @@ class Comparison(Expression):
         """Both values."""
         return (self.one, self.other)
 
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """A boolean."""
-        return BOOLEAN
-
     def code(self, writer: Code) -> str:
         """Return the code of the comparison."""
         return comparison(writer, self.comparing, self.one, self.other)
@@ -463,23 +464,11 @@ class Comparison(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Both(Expression):
+class Both(_Several):
     """The condition that all of several conditions are true.
 
     False if one is false; else null if one is null or no boolean.
     """
-
-    conditions: tuple[Expression, ...]
-
-    @property
-    def operands(self) -> tuple[Expression, ...]:
-        """The conditions."""
-        return self.conditions
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """A boolean."""
-        return BOOLEAN
 
     def code(self, writer: Code) -> str:
         """Return the code of the condition."""
@@ -498,23 +487,11 @@ class Both(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Either(Expression):
+class Either(_Several):
     """The condition that at least one of several conditions is true.
 
     True if one is true; else null if one is null or no boolean.
     """
-
-    conditions: tuple[Expression, ...]
-
-    @property
-    def operands(self) -> tuple[Expression, ...]:
-        """The conditions."""
-        return self.conditions
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """A boolean."""
-        return BOOLEAN
 
     def code(self, writer: Code) -> str:
         """Return the code of the condition."""
@@ -532,7 +509,7 @@ class Either(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Not(Expression):
+class Not(_Condition):
     """The condition that another condition is false; null if that is null."""
 
     one: Expression
@@ -541,11 +518,6 @@ class Not(Expression):
     def operands(self) -> tuple[Expression, ...]:
         """The condition that is negated."""
         return (self.one,)
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """A boolean."""
-        return BOOLEAN
 
     def code(self, writer: Code) -> str:
         """Return the code of the condition."""
@@ -561,7 +533,7 @@ class Not(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class IsNull(Expression):
+class IsNull(_Condition):
     """The condition that a value is null. It is never null itself."""
 
     one: Expression
@@ -570,11 +542,6 @@ class IsNull(Expression):
     def operands(self) -> tuple[Expression, ...]:
         """The value."""
         return (self.one,)
-
-    @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """A boolean."""
-        return BOOLEAN
 
     def code(self, writer: Code) -> str:
         """Return the code of the condition."""

@@ -10,7 +10,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from benchmarks.nexmark.generator import AUCTION, BID, PERSON
-from benchmarks.nexmark.queries import PERIOD, SINK, Events, built, events_of, most
+from benchmarks.nexmark.queries import (
+    PERIOD,
+    SINK,
+    Events,
+    built,
+    events_of,
+    write_hot_items,
+)
 from coopstreams import (
     JoinWindows,
     KStream,
@@ -23,7 +30,6 @@ from coopstreams import (
     right,
     row,
     serdes,
-    until_window_closes,
     value,
     wallclock_timestamp,
     when,
@@ -152,28 +158,7 @@ def category_means(builder: StreamsBuilder) -> None:
 
 def hot_items(builder: StreamsBuilder) -> None:
     """q5."""
-    (
-        bids_of(events_of(builder))
-        .group_by_key()
-        .windowed_by(TimeWindows(PERIOD, advance=timedelta(seconds=2)))
-        .count(store="bids")
-        .suppress(until_window_closes())
-        .to_stream()
-        .map(
-            lambda window, number: (
-                str(window.start_ms),
-                {"auction": int(window.key), "num": number},
-            ),
-            key=serdes.text,
-            value=serdes.json,
-        )
-        .group_by_key()
-        .aggregate(
-            lambda: {"num": 0, "auctions": []}, most, value=serdes.json, store="hot"
-        )
-        .to_stream()
-        .to(SINK)
-    )
+    write_hot_items(bids_of(events_of(builder)))
 
 
 def highest_bids(builder: StreamsBuilder) -> None:

@@ -207,9 +207,13 @@ def hot_items(builder: StreamsBuilder) -> None:
     """q5: the auctions with the most bids in the last 10 s, each 2 s: a table by window
     start, with the windows that are closed.
     """
+    write_hot_items(bids_of(events_of(builder)))
+
+
+def write_hot_items(bids: Events) -> None:
+    """Write the results of q5: windows and lists have no expressions."""
     (
-        bids_of(events_of(builder))
-        .group_by_key()
+        bids.group_by_key()
         .windowed_by(TimeWindows(PERIOD, advance=timedelta(seconds=2)))
         .count(store="bids")
         .suppress(until_window_closes())

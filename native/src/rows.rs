@@ -220,7 +220,6 @@ impl Rows {
     ) -> PyResult<()> {
         let plain = key.as_bytes();
         let value = self.numbers.value_of(value)?;
-        let group = xxh64(plain, SEED);
         if absorbs {
             for at in 0..self.found.len() {
                 let index = self.found[at];
@@ -230,14 +229,10 @@ impl Rows {
                 self.forget_session(plain, index);
             }
         }
-        let with_end = [plain, &end.to_be_bytes()].concat();
-        let hash = placed(group ^ end as u64, Some(start));
-        let index = match self.rows.find(hash, &with_end, Some(start)) {
+        let at = session_at(plain, start, end);
+        let index = match self.rows.find(at.hash, &at.key, Some(start)) {
             Some(index) => index,
-            None => {
-                let place = Place::of((group >> 56) as u8, &with_end, Some(start));
-                self.load(py, hash, place, Some(end), load)?
-            }
+            None => self.load(py, at.hash, at.place(), Some(end), load)?,
         };
         let gone = value.is_null();
         self.set(index, value, end);
@@ -376,23 +371,23 @@ impl Rows {
 
     /// Return value, timestamp and stored bytes of a row of the buffer; None: it is not there.
     fn row<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Entry<'py>>> {
-        let (plain, start, hash) = match self.windows {
-            _ if self.sessions.is_some() => {
-                if key.len() < 2 * WORD {
-                    return Ok(None);
-                }
-                let hash = xxh64(&key[..key.len() - 2 * WORD], SEED) ^ self.time_of(key) as u64;
-                (&key[..key.len() - WORD], Some(start_of(key)), hash)
-            }
-            Some(_) if key.len() < WORD => return Ok(None),
-            Some(_) => (
-                &key[..key.len() - WORD],
-                Some(start_of(key)),
-                xxh64(&key[..key.len() - WORD], SEED),
-            ),
-            None => (key, None, xxh64(key, SEED)),
+        let suffix = match (&self.windows, &self.sessions) {
+            (_, Some(_)) => 2 * WORD,
+            (Some(_), None) => WORD,
+            (None, None) => 0,
         };
-        let Some(index) = self.rows.find(placed(hash, start), plain, start) else {
+        let Some(length) = key.len().checked_sub(suffix) else {
+            return Ok(None);
+        };
+        let plain = &key[..length];
+        let found = if self.sessions.is_some() {
+            let at = session_at(plain, start_of(key), self.time_of(key));
+            self.rows.find(at.hash, &at.key, Some(at.start))
+        } else {
+            let start = self.windows.is_some().then(|| start_of(key));
+            self.rows.find(placed(xxh64(plain, SEED), start), plain, start)
+        };
+        let Some(index) = found else {
             return Ok(None);
         };
         let row = &self.rows[index];
@@ -658,6 +653,30 @@ impl Rows {
     }
 }
 
+/// Where a session is among the rows: the key with the session's end, which is found by the session's start.
+struct SessionAt {
+    group: u8,
+    key: Vec<u8>,
+    start: i64,
+    hash: u64,
+}
+
+impl SessionAt {
+    fn place(&self) -> Place {
+        Place::of(self.group, &self.key, Some(self.start))
+    }
+}
+
+fn session_at(plain: &[u8], start: i64, end: i64) -> SessionAt {
+    let hash = xxh64(plain, SEED);
+    SessionAt {
+        group: (hash >> 56) as u8,
+        key: [plain, &end.to_be_bytes()].concat(),
+        start,
+        hash: placed(hash ^ end as u64, Some(start)),
+    }
+}
+
 fn no_sessions() -> PyErr {
     PyValueError::new_err("rows are no sessions")
 }
@@ -858,17 +877,14 @@ impl Rows {
         scan: &Bound<'py, PyAny>,
     ) -> PyResult<()> {
         let plain = key.as_bytes();
-        let group = xxh64(plain, SEED);
         for row in scan.call1((key, first, last))?.try_iter()? {
             breathe(py, 1);
             let (times, found) = row?.extract::<(Bound<'py, PyBytes>, Bound<'py, PyAny>)>()?;
             let times = times.as_bytes();
             let (end, start) = (start_of(&times[..WORD]), start_of(times));
-            let with_end = [plain, &times[..WORD]].concat();
-            let hash = placed(group ^ end as u64, Some(start));
-            if self.rows.find(hash, &with_end, Some(start)).is_none() {
-                let place = Place::of((group >> 56) as u8, &with_end, Some(start));
-                let index = self.enter(hash, place, Some(end), Some(found))?;
+            let at = session_at(plain, start, end);
+            if self.rows.find(at.hash, &at.key, Some(start)).is_none() {
+                let index = self.enter(at.hash, at.place(), Some(end), Some(found))?;
                 self.know_session(plain, end, start, index);
             }
         }
@@ -887,9 +903,14 @@ impl Rows {
         }
     }
 
+    /// Forget a session that has no value any more, or leaves the buffer. A key may have hundreds, so it is searched for.
     fn forget_session(&mut self, plain: &[u8], index: u32) {
-        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(plain)) {
-            of_key.known.retain(|&(_, _, other)| other != index);
+        let place = &self.rows[index].place;
+        let (end, start) = (self.time_of(place), start_of(place));
+        if let Some(of_key) = self.sessions.as_mut().and_then(|all| all.get_mut(plain))
+            && let Ok(at) = of_key.known.binary_search(&(end, start, index))
+        {
+            of_key.known.remove(at);
         }
     }
 

@@ -1,7 +1,7 @@
 """Compiles a sub-topology to a `Program`: generates one function for each source, and
 binds it to each task's stores.
 
-The generated source is registered in `linecache`, so tracebacks and debuggers show it.
+Tracebacks and debuggers show the generated source (`generated_source`).
 `Program.compiled(...).text` has it as well.
 
 Invariant: generated code depends only on the nodes, the record cache, whether tasks
@@ -11,8 +11,6 @@ record may be dropped, and which stores are native. It contains no data of a tas
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +28,7 @@ from coopstreams.topology.compile.program import (
 )
 from coopstreams.topology.compile.timestamps import timestamp_column
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.generated_source import executed
 from coopstreams.topology.graph.aggregate_nodes import (
     CogroupMerge,
     Suppress,
@@ -224,7 +223,7 @@ class _Compilation:
         )
         text = _text(compiler, self.subtopology)
         unit = compiler.unit
-        made = _executed(self.title, text, unit.constants)["make"]
+        made = executed(self.title, text, unit.constants)["make"]
 
         def make(
             process: BoundProgram,
@@ -388,26 +387,3 @@ def _tell_time(unit: Unit, source: Source) -> None:
         *body,
     ]
     function.assigned.update(names)
-
-
-def _executed(
-    title: str,
-    text: str,
-    constants: Mapping[str, object],
-) -> dict[str, Any]:
-    """Run the source as a module of its own and return the module's names."""
-    # The hash in the file name keeps different code apart: a traceback must show the
-    # code that ran.
-    filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
-    linecache.cache[filename] = (
-        len(text),
-        None,
-        text.splitlines(keepends=True),
-        filename,
-    )
-    names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}
-    exec(
-        compile(text, filename, "exec"),
-        names,
-    )  # the text is ours: user functions are constants in it, and names are quoted
-    return names

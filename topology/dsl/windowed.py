@@ -149,12 +149,19 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
 
     def _named(
         self,
-        given: Mapping[str, AggregateFunction],
+        aggregates: Mapping[str, Any],
+        functions: Mapping[str, Any],
         store: str | Materialized | None,
         retention: Duration | None,
         name: str | None,
-    ) -> KTable[Windowed[K], dict[str, Any]]:
-        """Return the table of several aggregates."""
+    ) -> KTable[Windowed[K], dict[str, Any]] | None:
+        """Return the table of several aggregates; None: the call has functions
+        instead.
+        """
+        options = {"store": store, "retention": retention, "name": name}
+        given = named("aggregate", aggregates, functions, **options)
+        if given is None:
+            return None
         rows = rows_of(given)
         sessions = isinstance(self._group.windows, SessionWindows)
         merger = rows.merge if sessions else None
@@ -225,10 +232,9 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
             "aggregator": aggregator,
             "value": value,
         }
-        options = {"store": store, "retention": retention, "name": name}
-        given = named("aggregate", aggregates, functions, **options)
-        if given is not None:
-            return self._named(given, store, retention, name)
+        table = self._named(aggregates, functions, store, retention, name)
+        if table is not None:
+            return table
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(
@@ -296,10 +302,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
             "merger": merger,
             "value": value,
         }
-        options = {"store": store, "retention": retention, "name": name}
-        given = named("aggregate", aggregates, functions, **options)
-        if given is not None:
-            return self._named(given, store, retention, name)
+        table = self._named(aggregates, functions, store, retention, name)
+        if table is not None:
+            return table
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")

@@ -87,6 +87,9 @@ class Fold:
 
 
 _JOIN_SIDE: Final = Fold("function", "other", (1, 1, 0))
+"""Of the windows it only counts that there are some: their starts are the times of the
+records, which the join gives.
+"""
 
 
 def folds(

@@ -351,15 +351,8 @@ class _LiveRow:
         self.before = function.fresh("old")
         """The variable of the value before the record."""
         function.line(f"{self.before} = {self._entry}.value")
-
-    def undo(self) -> Sequence[str]:
-        """Return the lines that undo a change in place: see `undo_of`."""
-        return undo_of(
-            self._function,
-            self._node.store,
-            self.before,
-            f"{self._entry}.value = {{}}",
-        )
+        self.restore = f"{self._entry}.value = {{}}"
+        """The statement that sets the value back: see `undo_of`."""
 
     def put(self, new: str, timestamp: str) -> None:
         """Generate code that sets the value, and the timestamp if the record is the
@@ -400,24 +393,17 @@ class _NativeRow:
             f"value_{self._store}",
             f"value_{self._store} = {self._store}.rows.value",
             f"put_{self._store} = {self._store}.rows.put",
-            f"load_row_{self._store} = {self._store}.load_row",
+            f"loaded_{self._store} = {self._store}.loaded",
         )
         self.before = function.fresh("old")
         """The variable of the value before the record."""
         function.line(
             f"{self.before} = value_{self._store}"
-            f"({place.key_bytes}, {place.start}, load_row_{self._store})"
+            f"({place.key_bytes}, {place.start}, loaded_{self._store})"
         )
         function.remember(node.store, self.before)
-
-    def undo(self) -> Sequence[str]:
-        """Return the lines that undo a change in place: see `undo_of`."""
-        return undo_of(
-            self._function,
-            self._node.store,
-            self.before,
-            f"{self._store}.rows.restore({{}})",
-        )
+        self.restore = f"{self._store}.rows.restore({{}})"
+        """The statement that sets the value back: see `undo_of`."""
 
     def put(self, new: str, timestamp: str) -> None:
         """Generate code that sets the value, and the timestamp if the record is the
@@ -425,9 +411,8 @@ class _NativeRow:
         """
         function = self._function
         function.line(f"{self._timestamp} = put_{self._store}({new}, {timestamp})")
-        if function.compiler.caches(self._node) and function.analysis.edges(self._node):
-            with function.block("if headed:"):
-                function.line(f"{self._store}.rows.keep(process.headers or ())")
+        keep = f"{self._store}.rows.keep(process.headers or ())"
+        function.if_headers_are_kept(self._node, keep)
 
     def timestamp(self) -> str:
         """Return the variable of the row's timestamp."""
@@ -576,19 +561,18 @@ def _add_to_moving_windows(
     with function.block("try:"):
         function.line(f"{taken} = {call}")
     with function.block("except Exception as error:"):
-        if native:
-            function.line(f"{taken} = False")
         function.line(f"fail({unit.site('processing', node.name)}, error)")
     if isinstance(windows, SessionWindows):
-        with function.block("else:"), function.block(f"if not {taken}:"):
-            function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
-            function.call_late(node, record)
+        with function.block("else:"):
+            with function.block(f"if not {taken}:"):
+                function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
+                function.call_late(node, record)
+            if native and function.analysis.edges(node):
+                with function.block("elif headed:"):
+                    function.line(
+                        f"{unit.store(node.store)}.rows.keep(process.headers or ())"
+                    )
     if native:
-        if function.analysis.edges(node):
-            with function.block(f"if headed and {taken}:"):
-                function.line(
-                    f"{unit.store(node.store)}.rows.keep(process.headers or ())"
-                )
         return
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
@@ -854,7 +838,7 @@ def _new_aggregate(
         f"{first} if {old} is None else {later}",
         node,
         skip,
-        row.undo(),
+        undo_of(function, node.store, row.before, row.restore),
     )
 
 

@@ -352,15 +352,27 @@ class Body(Function):
         self.line(f"{born} = {record.birth} if {record.birth} > {time} else {time}")
         return born
 
-    def keep_headers(self, node: Node, entry: str) -> None:
+    def keep_headers(
+        self,
+        node: Node,
+        entry: str,
+    ) -> None:
         """Generate code that keeps the record's headers with the row that it changed,
         if the row's update is held back.
+        """
+        self.if_headers_are_kept(node, f"{entry}.headers = process.headers")
 
-        A program that never gets headers only tests a variable.
+    def if_headers_are_kept(
+        self,
+        node: Node,
+        keep: str,
+    ) -> None:
+        """Generate a statement that keeps the record's headers until the update that is
+        held back is forwarded. A program that never gets headers only tests a variable.
         """
         if self.compiler.caches(node) and self.analysis.edges(node):
             with self.block("if headed:"):
-                self.line(f"{entry}.headers = process.headers")
+                self.line(keep)
 
     def entry_of(self, store: StoreSpec, key_bytes: str) -> str:
         """Generate the look-up of a row of a store; return the variable of its

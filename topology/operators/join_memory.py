@@ -433,12 +433,12 @@ class _NativeSideRows:
 
     def __init__(self, store: Any) -> None:
         self._value = store.rows.value
-        self._load = store.load_row
+        self._loaded = store.loaded
         self.put = store.rows.put
 
     def values(self, key: bytes, timestamp: int) -> list[Any] | None:
         """Return the values of a row: see `_SideRows.values`."""
-        values: list[Any] | None = self._value(key, timestamp, self._load)
+        values: list[Any] | None = self._value(key, timestamp, self._loaded)
         return values
 
 

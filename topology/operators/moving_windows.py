@@ -407,7 +407,7 @@ class NativeSessions:
         self._sessions = store.rows.sessions
         self._merge = store.rows.merge
         self._observe = store.observe
-        self._load = store.load_row
+        self._loaded = store.loaded
         self._scan = store.scan_sessions
         self._gap = windows.gap_ms
         self._wait = windows.gap_ms + windows.grace_ms
@@ -448,16 +448,14 @@ class NativeSessions:
         start = timestamp
         end = timestamp
         for one, first, last in absorbed:
-            if one.__class__ not in UNCHANGEABLE:
-                one = snapshot(one, self._serde)
-            total = self._merger(key, total, one)
+            total = self._merger(key, total, snapshot(one, self._serde))
             start = min(start, first)
             end = max(end, last)
         if end < stream_time - self._wait:
             return False
         total = self._aggregator(key, value, total)  # before any change: it may raise
         absorbs = start != end or start != timestamp
-        self._merge(key_bytes, start, end, total, absorbs, self._load)
+        self._merge(key_bytes, start, end, total, absorbs, self._loaded)
         self._observe(end)
         return True
 
