@@ -701,11 +701,16 @@ def test_windows_that_were_evicted_are_read_again(flow: str, native: bool) -> No
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_sessions_that_were_evicted_are_merged(native: bool) -> None:
+@pytest.mark.parametrize("buffer", [TIGHT, ROOMY])
+@pytest.mark.parametrize("then", ["full", "abort"])
+def test_sessions_of_earlier_commits_are_merged(
+    native: bool, buffer: int, then: str
+) -> None:
+    """Also those that were evicted, and those before the task was opened anew."""
     run = Run(
         program("sessions counted", "alone", native),
         native,
-        TIGHT,
+        buffer,
         caching=True,
         shared=False,
     )
@@ -713,6 +718,7 @@ def test_sessions_that_were_evicted_are_merged(native: bool) -> None:
     for time in (5, 8, 11):
         run.step(Batch("in", [(key, b"1", time, -1, None) for key in keys]))
         run.step("commit")
+        run.step(then)
     stored = dict(run.database.scan("s", range(256), None, None))
     assert stored == {
         session_key(key, 5, 11): TIMESTAMP.pack(11) + INT.encode(3) for key in keys
