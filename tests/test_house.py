@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.test_tidy import LIBRARY, OTHERS, source
 
@@ -23,6 +25,16 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/commit/positions.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
     "state/native_table.py add",
+}
+
+NAMES_THAT_STAND_TWICE = {
+    "aggregates",
+    "log",
+    "plan",
+    "reader",
+    "rebuild",
+    "savepoint",
+    "writer",
 }
 
 _EXCUSED = re.compile(r"#\s*noqa:(.*)")
@@ -45,6 +57,12 @@ def test_no_function_more_is_too_complex() -> None:
 
 def test_no_function_more_has_too_many_parameters() -> None:
     assert set(excused("PLR0913")) == TOO_MANY_PARAMETERS
+
+
+def test_the_name_of_a_module_stands_once() -> None:
+    stems = Counter(Path(path).stem for path in LIBRARY if "__" not in path)
+    twice = {stem for stem, count in stems.items() if count > 1}
+    assert twice == NAMES_THAT_STAND_TWICE, "CONTRIBUTING.md, Names"
 
 
 def names(node: ast.AST) -> set[str]:

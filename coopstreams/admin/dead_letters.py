@@ -9,7 +9,8 @@ two run at once.
 
 A record has two letters if it failed at two operators, or if two of its values failed.
 It is written back once: a replay leaves out the records that it or an earlier replay
-has written (`replay_metadata`). Two replays that run at once do not know of each other.
+has written (`replay_metadata`). Only if each of two replays that run at once has one of
+the letters, the record is written back twice.
 
 A letter that cannot be written (its topic is gone, or refuses it) ends the replay with
 an error that names it. The letters before it in its partition are written back: their

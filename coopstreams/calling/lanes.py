@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,14 +39,15 @@ from typing import (
     TypeVar,
 )
 
+from coopstreams.calling.arrow_calls import awaited_with_arrow, called_with_arrow
 from coopstreams.calling.breaker import Admission, Breaker
+from coopstreams.calling.call_threads import CallThreads
 from coopstreams.calling.process_pool import MOST_PROCESSES, ProcessCall
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
@@ -70,8 +70,6 @@ leak.
 """
 MOST_LOST = 1000
 """The most abandoned threads of all cancelled lanes together."""
-KEPT_S = 1.0
-"""How long an idle thread waits for its next call before it ends."""
 LOOK_S = 1.0
 """The pause between checks of whether abandoned threads have returned, while there are
 too many.
@@ -104,7 +102,17 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 
 @dataclass(slots=True, eq=False)
 class _Attempt(Generic[AnyCall]):
-    """The calls of one attempt: a single call, or the calls of a batch."""
+    """One attempt to make a call, or the calls of a batch.
+
+    Either it rests (`rests`: for the breaker, for a thread, or before a retry), or its
+    function runs. Its asyncio task is cancelled in three cases:
+
+        rests   by `_drain`, or by `_rest` in a lane that drains   the task ends, its calls never do
+        runs    by `_cancel_late`, which sets `late`               TimeoutError; the task makes other calls
+        either  by `_cancel`                                       the task ends, its calls never do
+
+    A CancelledError of the function's own is the error of its calls.
+    """
 
     calls: list[AnyCall]
     until: float | None = None
@@ -114,7 +122,9 @@ class _Attempt(Generic[AnyCall]):
     Units: `loop.time`.
     """
     late: bool = False
-    """Whether the attempt was cancelled because it took too long."""
+    """Whether the function is cancelled because it took too long; until the next one is
+    called.
+    """
     rests: bool = False
     """Whether the attempt is waiting to call the function."""
 
@@ -191,7 +201,10 @@ class Lane(Generic[AnyCall]):
         at once: a call that ends just then must not begin the next of its chain, which
         the task's successor will make.
         """
-        self._draining = self._cancelled = False
+        self._draining = False
+        """Whether the event loop knows of a `drain` or a `cancel`."""
+        self._cancelled = False
+        """Whether it knows of a `cancel`: nothing is reported any more."""
         self.drained = False
         """Whether every call that was under way at `drain` has ended and was
         reported.
@@ -447,7 +460,8 @@ class Lane(Generic[AnyCall]):
         except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
             return raised
         except BaseException as raised:
-            # Otherwise the call would not end, or the loop would.
+            # Which of the cases of `_Attempt` it is. Otherwise the call would not end,
+            # or the loop would.
             if self._cancelled or attempt.rests:
                 raise
             if attempt.late:
@@ -457,6 +471,8 @@ class Lane(Generic[AnyCall]):
         finally:
             attempt.until = None
             if attempt.late and (task := asyncio.current_task()) is not None:
+                # The task makes other calls. With this request still counted, a
+                # TaskGroup in their functions would end as cancelled from outside.
                 task.uncancel()
         return None
 
@@ -620,63 +636,6 @@ class Lane(Generic[AnyCall]):
                 self._watch(timeout_s)
 
 
-class CallThreads:
-    """A pool that makes each call at once, on an idle thread or on a new one.
-    Thread-safe by a lock. Calls must not raise.
-
-    A thread is kept for a moment after its call, because starting one costs more than
-    most calls. It is a daemon, so a waiting call does not keep the process from ending.
-    Turned down: the executors of `concurrent.futures` (at its end, a process waits for
-    their threads).
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._calls: deque[Callable[[], None]] = deque()
-        self._idle = 0
-
-    def put(self, call: Callable[[], None]) -> None:
-        """Start a call on a thread.
-
-        Raises:
-            RuntimeError: the system cannot start a thread.
-        """
-        with self._changed:
-            if self._idle <= len(self._calls):
-                threading.Thread(target=self._work, name="call", daemon=True).start()
-            self._calls.append(call)
-            self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._calls:
-                    self._idle += 1
-                    told = self._changed.wait(KEPT_S)
-                    self._idle -= 1
-                    if not told and not self._calls:
-                        return
-                call = self._calls.popleft()
-            call()
-
-
-def arrow_columns(values: list[Any]) -> pa.Array | pa.RecordBatch:
-    """Return dicts as a record batch with a column for each field, other values as an
-    array.
-
-    Types are inferred from all values of a batch, so integers become floats if other
-    values of the column are floats.
-    """
-    import pyarrow as pa
-
-    array = pa.array(values)
-    return (
-        pa.RecordBatch.from_struct_array(array)
-        if pa.types.is_struct(array.type)
-        else array
-    )
-
-
 def pauses_of(lanes: Mapping[str, Lane[Any]]) -> str:
     """Return the reason why lanes begin no calls, in words; empty if all begin calls.
 
@@ -687,27 +646,3 @@ def pauses_of(lanes: Mapping[str, Lane[Any]]) -> str:
         for name, lane in lanes.items()
         if (why := lane.pauses)
     )
-
-
-def arrow_values(answer: Any) -> Any:
-    """Return the values of an Arrow array, record batch or table as a list. Any other
-    object is returned unchanged.
-    """
-    return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
-
-
-def called_with_arrow(function: Callable[[Any], Any], values: list[Any]) -> Any:
-    """Call a function with the values as Arrow columns and return its result as a
-    list.
-    """
-    return arrow_values(function(arrow_columns(values)))
-
-
-async def awaited_with_arrow(
-    function: Callable[[Any], Awaitable[Any]],
-    values: list[Any],
-) -> Any:
-    """Call a coroutine function with the values as Arrow columns and return its result
-    as a list.
-    """
-    return arrow_values(await function(arrow_columns(values)))

@@ -238,8 +238,10 @@ class InFlight:
         return segments
 
     def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:
-        """Return the progress of the last commit, moved on to the first record that was
-        handed out after it.
+        """Return `committed`, the last commit, with each position raised to the first
+        record that is handed out, or named, and in no commit; to `next` if there is
+        none. No position falls; the done runs that it passes are dropped. Nothing
+        changes here.
         """
         first = self.uncommitted()
         until = self.next if first is None else min(first, self.next)

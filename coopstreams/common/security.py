@@ -196,7 +196,7 @@ class Security:
         return found
 
     def librdkafka(self) -> dict[str, Any]:
-        """Return the settings for a client of confluent-kafka."""
+        """Return the security settings of a client of confluent-kafka."""
         settings = {
             name: value
             for name, value in self.given.items()

@@ -1,6 +1,10 @@
 """The reader for all key ranges of a consumer: it fetches each partition once and
 routes each record to its key range.
 
+A key range here is an `owned_range.Share`, which has nothing to do with share groups:
+`taken` is the next offset that it takes, and `behind` says that the reader is past it,
+because records were dropped. `owned_range.py` has the rules of both.
+
 A key range that is paused or has too many records in flight does not hold up the other
 key ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache`
 in total, and leave the cache when they are handed out. Of a topic that does not reserve
@@ -52,6 +56,8 @@ class _Partition:
         """
         self.shares.sort(key=lambda share: share.id)
         for share in self.shares:
+            # While nothing is read (`at` is None), the reader needs a position, also if
+            # all ranges are stuck. What waits goes out before its range takes again.
             if share.takes_again or (self.at is None and not share.waiting):
                 share.behind = False
         taken = [share.taken for share in self.shares if not share.behind]
@@ -202,6 +208,8 @@ class RangeReader:
             for at, partition in self._partitions.items()
         }
         if self._remade:
+            # First without them: a partition whose position stays the same would go on
+            # with what was fetched of it.
             kept = {at: positions[at] for at in positions if at not in self._remade}
             self._reader.assign(kept)
             self._remade.clear()

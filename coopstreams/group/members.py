@@ -6,8 +6,11 @@ tasks, assignments.
     Assignment     its tasks, and those of all members      leader -> each member
     Cluster        the owners, for routing and barriers     in every assignment
 
-Invariant: plain data. `codec.py` defines the bytes, `assignor.py` the leader's
-decision.
+Invariant: plain data. `codec.py` defines the bytes and has each field a second time;
+`assignor.py` has the leader's decision.
+Invariant: a new field has a default, and the default means "a member of an older
+version", which does not send it. If such a member could not do what the field asks for,
+the field belongs to a new level (`format_level.py`).
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ class MemberState:
     """
     target: tuple[TaskId, ...] = ()
     """Its share of the last target: the tasks it gets once all hand-overs are done."""
+    # Not compared: a member's own state has none, and equals what the leader decodes.
     topics: tuple[str, ...] = field(default=(), compare=False)
     """Its subscribed topics; only the leader gets them."""
     standbys: tuple[TaskId, ...] = ()

@@ -31,6 +31,7 @@ VERSION = 1
 one.
 """
 UNHEARD = -1
+"""The time of a writer that has not told one, and of a clock while there is such."""
 _MARK = Struct(">IHHq")
 
 

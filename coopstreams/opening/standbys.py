@@ -190,9 +190,11 @@ class Standbys:
         )
 
     def step(self) -> bool:
-        """Do one thing for the standbys; return whether there is more to do at once.
+        """Begin one restore, or do one step of those under way (a request or a fetch);
+        every `EVERY_S`, measure the lags first. Return whether there is more to do at
+        once.
 
-        An error is logged, and they rest.
+        After an error, log it, cancel the restores, and do nothing for `REST_S`.
         """
         if self._host.now() < self._look_at and not self.busy:
             return False

@@ -41,10 +41,10 @@ S = TypeVar("S", bound=Structure)
 
 @dataclass(frozen=True, slots=True)
 class SchemaUse:
-    """A topic whose keys or values have a schema.
+    """A schema of the keys or of the values (`part`) of a topic.
 
-    `written`: whether the application writes them. `topic` None: a function chooses the
-    topic of each record.
+    `topic` None: a function chooses the topic of each record. `written`: whether the
+    application writes such records.
     """
 
     topic: str | None

@@ -344,12 +344,16 @@ _STORES = msgspec.json.Decoder(_Stores)
 
 
 def entries(count: int) -> Expected[list[bytes]]:
-    """Return the expected answer of `count` entries, each read as its JSON."""
+    """Return what a query for `count` keys must answer: as many entries, in order, each
+    the bytes of its JSON object, undecoded. Another number is a `ValueError`.
+    """
     return Expected(JSON, MOST_DATA, partial(_entries, count=count))
 
 
 def status_of(instance: str) -> Expected[bytes]:
-    """Return the expected answer with the status of one instance, read as its JSON."""
+    """Return what a request for the status of one instance must answer: one entry with
+    its id, the bytes of its JSON object. Anything else is a `ValueError`.
+    """
     return Expected(JSON, MOST_REPORT, partial(_status, instance=instance))
 
 

@@ -1,5 +1,6 @@
 """The time of a task in its status: its clock, and which partition it waits for. Pure:
-from values that the dispatcher has published.
+from values that the dispatcher has published (`tasks/time_waits.py`). What a clock and
+an unheard writer are, `log/clocks.py` says; the fields are `tasks/task_figures.py`'s.
 """
 
 from __future__ import annotations
@@ -73,4 +74,5 @@ def time_status(
 
 
 def _known(time: int) -> int | None:
+    """Return a time for the status; None: no writer has told one."""
     return None if time == UNHEARD else time

@@ -12,12 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.calling.lanes import (
-    Call,
-    Lane,
-    arrow_columns,
-    called_with_arrow,
-)
+from coopstreams.calling.arrow_calls import arrow_columns, called_with_arrow
+from coopstreams.calling.lanes import Call, Lane
 from coopstreams.topology.calls import batching
 from coopstreams.topology.errors import TopologyError
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from coopstreams.calling import lanes
-from coopstreams.calling.lanes import MOST_LEFT, Call, CallThreads, Lane
+from coopstreams.calling.call_threads import CallThreads
+from coopstreams.calling.lanes import MOST_LEFT, Call, Lane
 from coopstreams.topology.calls import calling
 from tests.calling.lanes import PATIENCE_S, ended
 from tests.durations import ms

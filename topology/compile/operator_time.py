@@ -9,9 +9,13 @@ before each of the task's records. To do so it runs the functions of the filters
 mappers between source and operator a second time, on the thread that fetches for all
 tasks, in each process that has a range of the partition. So it runs them only where the
 answer can matter. Mappers below the last filter are skipped, unless a failed record is
-dropped. Among the records between two records of this process, it only searches the
-latest that arrives. It cannot know what a store forwards. So for an operator below a
-store, it counts every record that reaches the store.
+dropped. Of the records that lie between two records of this process, it only needs the
+largest timestamp that arrives: it tries them by descending timestamp, and stops at the
+first that does. It cannot know what a store forwards. So for an operator below a store,
+it counts every record that reaches the store.
+
+What a node reads and drops is `operators/analysis.py`'s to say; a new kind of node must
+be written there, and in `_STATELESS` or the lists beside it.
 
 Invariant: with one range or many, an operator below stateless nodes has the same stream
 time at each record. Turned down: the partition's stream time (a record that is filtered

@@ -284,8 +284,9 @@ def _with_a_common_cause(
     store: str,
     causes: Mapping[str, frozenset[str]],
 ) -> list[str]:
-    """Return the other stores with a common cause, without histories of tables, which
-    are named after their table.
+    """Return the other stores whose old rows misfit because of one of the same mixed
+    stores as `store`'s (`causes`: see `_causes`). Histories of tables are left out:
+    they are renamed with their table.
     """
     return [
         name

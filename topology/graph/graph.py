@@ -9,7 +9,10 @@ serde is still unknown, building fails.
 
 Invariant: parents are attached before children. Keys that are not `rekeyed` have a
 known serde, and their bytes are those of the source record, from which its partition
-and its key range were computed. Turned down: default serdes (the type of a value is
+and its key range were computed.
+Invariant: every call of the user takes as many numbers of `naming.Names` as in Kafka
+Streams, used or not. One more or fewer renames all later stores, which are then empty.
+Turned down: default serdes (the type of a value is
 known only at run time), and keeping a serde for new values "until they do not fit" (a
 JSON serde fits everything, so only the readers of the topic would find the mistake).
 """
@@ -149,6 +152,8 @@ class Graph:
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:
             topic, node = known
+            # Takes a number, as Kafka Streams does: without it, all later generated
+            # names would change.
             self.names.node("KSTREAM-SOURCE-")
             _check_same_source(
                 topic,

@@ -1,5 +1,9 @@
 """The writer of a `MemoryLog`. Its records are in the log at once; a transaction only
 decides whether they count.
+
+`MemoryState` has the lock, under which everything here runs, and the transactions. The
+functions below the writer are also the simulated Kafka's (`tests/simulation/kafka`) and
+`MemoryLog.check`'s: they change nothing but the turn of records without a key.
 """
 
 from __future__ import annotations

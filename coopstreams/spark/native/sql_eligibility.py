@@ -9,7 +9,10 @@ msgspec checks every field of typed JSON, read or not. So a type is plain only i
 code and no constraint of its own decides about a record, and SQL knows all fields.
 
 Invariant: a sub-topology is translated as a whole or not at all, and only if every
-function in it is known here. Turned down: reading lambdas (bytecode proves nothing
+function in it is known here. To refuse more is safe. What is accepted must be written
+in `sql_values` (a value), `sql_expressions` (an expression) and `native_frames` (a fold
+or a window) with the same bytes, and tested against Python there.
+Turned down: reading lambdas (bytecode proves nothing
 about the types it meets), nested types, floats of plain JSON in a store of plain JSON
 (1 and 1.0 have different bytes there).
 """
@@ -156,7 +159,10 @@ def translated(
     part: SubTopology,
     outputs: str = "none",
 ) -> tuple[Aggregation, ...] | str:
-    """Return the aggregations of a sub-topology, or why it is left to Python."""
+    """Return the aggregations of a sub-topology, or why it is left to Python.
+
+    `outputs`: "none", "topic" or "table", as `spark.plan.Outputs`.
+    """
     if outputs != "none":
         return (
             "outputs are wanted, which are updates of rows; SQL knows the last one only"
@@ -411,8 +417,11 @@ def _number(
 ) -> Number | None:
     """Return the type of number that a fold adds or compares; None if SQL does not know
     the bytes of its result.
+
+    `store`: the serde of its rows. `values`: what it folds, as `_values` or `_kind` say.
     """
     floats = values in ("float", "float64")
+    # A count is a whole number to `native_frames`; hardly anybody keeps it as a float.
     if values in ("str", "bool") or (fold == "count" and store == serdes.float64):
         return None
     if store == serdes.float64 or (store == serdes.json and floats):
