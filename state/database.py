@@ -14,6 +14,8 @@ the changelog brings again. Turned down: one batch over all engines (two engines
 share a batch, and need not: each store has its own changelog, and a database may be
 behind its changelogs). Turned down: a database for each task (siblings would triple the
 memory, and state would have to move when key ranges are cut differently).
+Relies on: `layout` (keys, families, when windows have expired), `checkpoints`, and
+`slice_versions`, which is told of each change before it is written.
 """
 
 from __future__ import annotations
@@ -316,7 +318,7 @@ class EngineStores:
             self._segments[spec.name] = {
                 segment for store, segment in found if store == spec.name
             }
-            self._check_shape(spec)
+            self._check_shape(spec)  # first: it drops families of another shape
             if spec.kind not in layout.SEGMENTED:
                 engine.create(layout.family_of(spec.name))
             if spec.ttl_ms is not None:
@@ -523,6 +525,7 @@ class EngineStores:
             for at in checkpoints:
                 known = known.without(at.groups)
             families = self._all_families(store)
+            # No checkpoint until all files are in: see `Database.ingest`.
             self._write(
                 [
                     self._vanishing(family, at.groups)
@@ -668,6 +671,9 @@ class EngineStores:
         changes: Sequence[Change],
         checkpoints: Mapping[str, Checkpoints],
     ) -> None:
+        """Write changes and the checkpoints of these stores in one batch, but for what
+        `_cut` lets go ahead. The caller holds the lock.
+        """
         for change in changes:
             self._make(change.family)
             self._versions.note(change)
@@ -719,6 +725,7 @@ class EngineStores:
         return pieces, together
 
     def _may_be_ahead(self, change: Change) -> bool:
+        """Return whether a crash may leave this change without its checkpoint."""
         spec = self.specs[layout.store_of(change.family)]
         alone = (
             spec.kind in ("key_value", "window")
@@ -730,6 +737,7 @@ class EngineStores:
         )
 
     def _ingest(self, family: str, files: Sequence[Path]) -> None:
+        """Bring the rows of sorted files into a family, and remove the files."""
         if isinstance(self._engine, Ingesting):
             self._engine.ingest(family, files)
             return
@@ -752,6 +760,7 @@ class EngineStores:
             file.unlink()
 
     def _make(self, family: str) -> None:
+        """Make the family of a time segment, unless it exists."""
         known = layout.parse_segment_family(family)
         if known is not None and known[1] not in self._segments.get(known[0], ()):
             self._engine.create(family)

@@ -13,7 +13,9 @@
 Invariant: one process at a time; one `Database` for each partition, open while it has
 users.
 Invariant: when the last user releases a database without a key, its folders are
-removed. Turned down: RocksDB's own lock as the lock of the instance (a process without
+removed.
+Relies on: `database`, `engines` (the folder of each engine).
+Turned down: RocksDB's own lock as the lock of the instance (a process without
 a task would not hold it).
 """
 
@@ -102,6 +104,7 @@ class StateDirectory:
         self._open: dict[tuple[int, int], _Open] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # First: without it, what is in the folder may be another process's.
             self._folder_lock = _Lock(self.folder)
             try:
                 _check_format(self.folder)
@@ -319,6 +322,9 @@ class StateDirectory:
         specs: Sequence[StoreSpec],
         wipe_corrupt: bool,
     ) -> Database:
+        """Return the database of a partition for one more user, opened if need be. The
+        caller holds `_changing`.
+        """
         if not self._folder_lock.held:
             raise StateError(f'state folder "{self.folder}" is closed')
         known = self._open.get(at)
@@ -334,6 +340,7 @@ class StateDirectory:
         specs: Sequence[StoreSpec],
         wipe_corrupt: bool,
     ) -> Database:
+        """Open the database of a partition; see `open`."""
         try:
             return open_database(
                 specs,
@@ -369,6 +376,9 @@ class StateDirectory:
             return open_engine(folder, store_type)
 
     def _give_back(self, at: tuple[int, int]) -> None:
+        """Count one user less; the last one closes the database. The caller holds
+        `_changing`.
+        """
         with self._lock:
             known = self._open.get(at)
             if known is None:
@@ -380,6 +390,7 @@ class StateDirectory:
         self._close(at, known.database)
 
     def _close(self, at: tuple[int, int], database: Database) -> None:
+        """Close a database without users, and remove its folders if it is empty."""
         try:
             empty = bool(database.specs) and database.is_empty()
         except StateError:  # the next open reports it
@@ -560,6 +571,7 @@ _LOCKS: set[_Lock] = set()
 
 
 def _release_all() -> None:
+    """Give up the locks in a forked child: they are its parent's."""
     for lock in list(_LOCKS):
         lock.release()
 
@@ -568,6 +580,7 @@ os.register_at_fork(after_in_child=_release_all)
 
 
 def _check_format(folder: Path) -> None:
+    """Empty a folder of an earlier format; raise an error for a later one."""
     file = folder / "format"
     if not file.exists():
         _write(file, str(FORMAT))
@@ -615,6 +628,7 @@ def _check_application(folder: Path, application_id: str) -> None:
 
 
 def _empty(folder: Path) -> None:
+    """Delete all databases in a state folder."""
     for path in folder.iterdir():
         if path.is_dir() and _PARTITION.fullmatch(path.name):
             _remove(path)

@@ -25,6 +25,8 @@ checkpoints store where the unproven offsets begin.
 
 Turned down: one offset for all groups (a group that was ahead would go back, and other
 ranges would start over).
+Relies on: `checkpoints` (what one promises), `layout` (keys, families, when windows have
+expired).
 """
 
 from __future__ import annotations
@@ -380,6 +382,7 @@ class Restore:
         )
 
     def _move(self) -> None:
+        """Set `position` to the lowest offset that an unfinished group needs."""
         unfinished = (
             need
             for need, stop in zip(self._need, self._stops, strict=True)
@@ -494,6 +497,9 @@ class Restore:
         return min(self._seen[group], self._times[group])
 
     def _changes(self, keep: dict[bytes, bytes | None]) -> Iterator[Change]:
+        """Yield the changes of each family. `keep`: the new value of each database key;
+        None: it is deleted.
+        """
         keys = sorted(keep)
         if self.spec.kind not in layout.SEGMENTED:
             if keys:
@@ -617,6 +623,7 @@ class Restore:
                 self._empty(run, reason)
 
     def _refusal(self, group: int, at: Checkpoint) -> str:
+        """Return why a group's checkpoint cannot be used; empty if it can."""
         same = at.topic_id == self.bounds.topic_id
         if same and self.spec.source is not None and at.offset > self._stops[group]:
             return (
@@ -629,6 +636,9 @@ class Restore:
         return self.bounds.refusal(at)
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
+        """Delete the rows of a run of groups, which begin at the log start. `reason`:
+        why their checkpoint is not used; empty: they have none.
+        """
         run = KeyGroups(groups[0], groups[-1])
         if reason or self.database.has_keys(self.spec.name, run):
             log.warning(

@@ -9,7 +9,10 @@ of the highest number names it. Attempts that die or run twice leave files that 
 manifest names; `sweep` removes them.
 Invariant: a publication is a new file of the next number, which only one of several
 publishers can make. So one that has worked from an older snapshot does not publish: the
-files that it would name may be gone. Turned down: one file that each publication
+files that it would name may be gone.
+Relies on: `manifest` (which files there are), `storage` (what is written as a whole),
+`snapshot_round` (who publishes what, and when).
+Turned down: one file that each publication
 replaces (no conditional write is the same in all storages, and the last one would win),
 and one file for all slices of a store (a range of eight would download the other seven).
 """
@@ -127,6 +130,7 @@ def _slice(
     at: Checkpoint,
     files: Iterable[File | None],
 ) -> Slice:
+    """Return the slice of a partition with these files, as of a checkpoint."""
     return Slice(
         partition,
         at.first,
@@ -297,7 +301,7 @@ def publish_behind(
     """Write a manifest and publish it as the successor of the publication `last`;
     return False if that has another successor: then the manifest is deleted.
     """
-    store_manifest(url, manifest)
+    store_manifest(url, manifest)  # first: readers follow the publication to it
     storage = Storage(url)
     name = f"{manifest.application}/{PUBLISHED}/{last.number + 1:010}"
     if storage.create(name, manifest.run.encode() + b"\n"):
@@ -627,6 +631,7 @@ def _wrong(
     store: str,
     of: Slice,
 ) -> str:
+    """Return why a file does not fit its slice of this store; empty if it does."""
     keys = [key for key, _ in read_sst(fetched.path)]
     file = fetched.file
     if (

@@ -9,7 +9,9 @@ polls `look`.
 Invariant: a download that was given up touches no database and leaves no file. Giving
 up never waits for the network.
 Invariant: if the storage sends nothing for a minute, the download ends: the slices that
-have come are used, and the changelog supplies the rest. Turned down: ingesting over
+have come are used, and the changelog supplies the rest.
+Relies on: `published_snapshot` (which slices fit), `Database.ingest`.
+Turned down: ingesting over
 existing rows (a file's rows would win over newer ones).
 """
 
@@ -220,6 +222,7 @@ class SnapshotDownload:
         )
 
     def _choose(self, chosen: Callable[[], list[Slice]]) -> None:
+        """Begin to fetch the slices that `chosen` selects."""
         slices = chosen()
         self._downloads.move()
         with self._lock:
@@ -232,6 +235,7 @@ class SnapshotDownload:
             self._put(self._downloads.fetching, partial(self._fetch, each))
 
     def _fetch(self, wanted: Slice) -> None:
+        """Fetch one slice; behind the last one, go on to ingesting."""
         self._heard(0)
         fetched: list[FetchedFile] | None = None
         try:
@@ -259,16 +263,23 @@ class SnapshotDownload:
             self._ingest_soon()
 
     def _heard(self, count: int) -> None:
+        """Note that bytes have come.
+
+        Raises:
+            GivenUpError: they are not wanted any more.
+        """
         with self._lock:
             self._check(DownloadStage.FETCHING)
             self._bytes += count
         self._downloads.move()
 
     def _check(self, stage: DownloadStage) -> None:
+        """Raise a `GivenUpError` in any other stage. The caller holds the lock."""
         if self._stage is not stage:
             raise GivenUpError(f"{self._where}: given up")
 
     def _call_off(self) -> None:
+        """End the fetching: use the slices that have come."""
         with self._lock:
             if self._stage not in (DownloadStage.CHOOSING, DownloadStage.FETCHING):
                 return
@@ -282,6 +293,7 @@ class SnapshotDownload:
         self._ingest_soon()
 
     def _ingest_soon(self) -> None:
+        """Go on to ingesting, if that has not begun."""
         with self._lock:
             if self._stage not in (DownloadStage.CHOOSING, DownloadStage.FETCHING):
                 return
@@ -289,6 +301,7 @@ class SnapshotDownload:
         self._put(self._downloads.ingesting, self._ingest)
 
     def _ingest(self) -> None:
+        """Bring the fetched slices into the database, and end the download."""
         with self._lock:
             self._check(DownloadStage.INGESTING)
             self._touching = True

@@ -8,7 +8,10 @@ the commit has succeeded.
 Invariant: reads see the buffer over the database, and between two commits only the
 buffer changes.
 Invariant: a key has one entry, in `entries`, so that all changes go to the entry that
-will be written. Turned down: a sorted buffer (a sorted container slows every write; a
+will be written.
+Relies on: `layout`, and `topology/stores.py`: `TableStore` is what operators may do with
+a table, whose entries they change in place.
+Turned down: a sorted buffer (a sorted container slows every write; a
 scan sorts what it needs), and the exact size of live objects (Python does not tell it):
 the buffer is bounded by the number of entries times their average size.
 """
@@ -131,6 +134,7 @@ class Table:
         self._suffix = layout.suffix_bytes(spec)
         self._dirty: dict[bytes, Entry] = {}
         self._latest: list[bytes] = []
+        """The store keys that were changed before the last commit."""
         self._average: float = 0.0
         self._decode = spec.value.decode
         self._encode = spec.value.encode
@@ -283,12 +287,15 @@ class Table:
             self._forget(key)
 
     def _buffered(self) -> Mapping[bytes, Entry]:
+        """Return the entries that hide rows of the database."""
         return self.entries
 
     def _keep(self, key: bytes, entry: Entry) -> None:
+        """Put an entry into the buffer. Subclasses have indexes of what is there."""
         self.entries[key] = entry
 
     def _forget(self, key: bytes) -> None:
+        """Remove a clean entry from the buffer."""
         del self.entries[key]
 
     def _database_key(self, key: bytes) -> bytes:
@@ -303,6 +310,7 @@ class Table:
         return PREFIXES[group] + key
 
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
+        """Return the rows of the database with start <= key < end."""
         return self._database.scan(self.spec.name, self._groups.numbers, start, end)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
@@ -310,9 +318,11 @@ class Table:
         return [Change(layout.family_of(self.spec.name), places, rows)]
 
     def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
+        """Return the keys in the changelog of these store keys."""
         return keys
 
     def _entry(self, at: bytes, data: bytes | None) -> PlacedEntry:
+        """Return the entry of a database key. `data`: its row; None: it has none."""
         if data is None:
             return PlacedEntry(at, None, NO_TIMESTAMP, None)
         stored = data[8:]

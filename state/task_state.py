@@ -9,7 +9,10 @@ Invariant: the database gets the same changes as the changelogs, after them: it 
 behind its changelog, never ahead.
 Invariant: a checkpoint names the changelog from which the store was restored. If that
 topic is recreated meanwhile, the new one has another topic id, and no restore continues
-from offsets of the old one. Turned down: writing the database during the interval (an
+from offsets of the old one.
+Relies on: `table` and its subclasses (what is dirty, frozen), `checkpoints`; the
+committer calls `changes` and `commit`.
+Turned down: writing the database during the interval (an
 abort would have to wipe it).
 """
 
@@ -177,7 +180,7 @@ class TaskState:
         self._stands |= moved
         for table in self._tables.values():
             table.frozen.clear()
-        self._make_room()
+        self._make_room()  # last: frozen entries may not be removed
 
     def confirm(self, true_ms: int) -> None:
         """Write to the checkpoints that the state was true at this time: no other
@@ -212,6 +215,9 @@ class TaskState:
         offsets: Mapping[str, int],
         positions: Mapping[str, Mapping[KeyRange, int]],
     ) -> dict[str, list[Checkpoint]]:
+        """Return the checkpoints of stores at offsets of their changelogs, or of their
+        source topics (`positions`). A store that has neither has one at 0.
+        """
         unlogged = {
             name: 0
             for name, table in self._tables.items()

@@ -22,7 +22,10 @@ visible to a record are the windows that are open at its birth.
 
 Invariant: an expired window is neither loaded, scanned nor written to the database. If
 it was dirty, the next commit still forwards and logs it: its last update is a result
-like any other. Turned down: observing stream time itself (a window would expire up to a
+like any other.
+Relies on: `table` (the write buffer, of which these are subclasses), `layout` (where in
+a key its time is, and the horizon).
+Turned down: observing stream time itself (a window would expire up to a
 window's length earlier than in Kafka Streams).
 """
 
@@ -401,6 +404,7 @@ class VisibleWindows:
         return (row for row in rows if layout.time_of(kind, row[0]) >= horizon)
 
     def _observe(self, observed: int) -> None:
+        """Set the observed window start, and by it what has expired."""
         if observed != NOTHING_OBSERVED:
             self.observed = observed
             self.horizon = layout.horizon(self._spec, observed)

@@ -2,9 +2,9 @@
 came from.
 
 A dead letter is the record that failed, as it was read, with headers that say why
-(`tasks.failures`). A replay writes the record, without these headers, to the partition
-that it came from. In the same transaction it commits its position for the group
-`<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or
+(`tasks.failure_handlers`). A replay writes the record, without these headers, to the
+partition that it came from. In the same transaction it commits its position for the
+group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or
 two run at once.
 
 A record has two letters if it failed at two operators, or if two of its values failed.

@@ -11,6 +11,8 @@ barrier only if commits of this group lie behind them (`hidden_commits`).
 
 Invariant: no commit of an earlier owner is missed: it lies below the barrier, or
 brokers refuse its fence.
+Relies on: `follower` (what is known), `group.membership` (`sure`: nothing is ended by a
+process that may have been removed), `group.missing_markers` (hanging transactions).
 """
 
 from __future__ import annotations
@@ -123,10 +125,12 @@ class Barrier:
         self._ours = ours
         self._settle = settle
         self._settle_at: float | None = None
+        """The time of the next search for hanging transactions; None: no search."""
         self._living: frozenset[str] = frozenset()
         self.epoch = -1
         """The epoch of the last assignment."""
         self._hunt_at: float | None = None
+        """The time of the next search for open transactions; None: no search."""
         self._held_since: float | None = None
         """The time since which a barrier has not been passed; None: no task waits."""
         self.generation = -1

@@ -17,6 +17,7 @@ counts. Log compaction has the same effect. Records of other groups are not deco
 
 Invariant: every record of the group that counts below `tail` is in the view, or its key
 is set aside; `tail` never goes back.
+Relies on: `view`, whose methods of the same names have the rules; `hidden_commits`.
 Turned down: a follower per stream thread (the topic would be read and kept several
 times over). Stopping at an unreadable record (it would have to be compacted away even
 after a tombstone: an hour, and never in the last segment).

@@ -17,6 +17,9 @@ With `auto.offset.reset` latest, or a duration before it, each task that asks wo
 begin at another offset. So the task with the first key range chooses for all tasks: it
 commits the position before it processes anything (`Progress.begin`), and the other
 tasks wait for it.
+
+Relies on: `barrier` (`Opening`, and when an answer counts), `view` (which commit counts),
+`opening/position_check.py` (whether a position was lost).
 """
 
 from __future__ import annotations
@@ -293,6 +296,9 @@ class Positions:
         one: Opening,
         resets: Mapping[TopicPartition, Position],
     ) -> dict[TopicPartition, PartitionStart]:
+        """Return where a task begins in each source. `resets`: where those begin that
+        have no position.
+        """
         return {
             source: self._follower.open(
                 source,
@@ -498,6 +504,7 @@ class Positions:
         self._doubted_at = None
 
     def _reset(self, partition: TopicPartition) -> Position:
+        """Return where a partition without a position begins."""
         reset = self._resets(partition.topic)
         if reset == EARLIEST:
             return Position(self._log.start_offset(partition))

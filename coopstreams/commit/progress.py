@@ -10,6 +10,8 @@ Invariant: a record is handed to the program exactly once between opening and cl
 however often the reader goes back below it. After any doubt about a commit, `Progress`
 is discarded and opened again from the log: the staged commit may or may not have
 counted.
+Relies on: `view` (which commit counts for which hash), `record` (terms, segments, what
+is `ahead`); `tasks/committer.py` and `consumer_commit` write what is planned here.
 Turned down: skipping done runs in the reader (the stream time at the end of a run is
 unknown; reading on is cheap).
 """
@@ -619,7 +621,7 @@ class Progress:
         """Return, for each part of the range, the offset below which all its records
         are done.
 
-        Only for a source whose records are done in order: `opening.done_runs`.
+        Only for a source whose records are done in order: see `Restores.settle_runs`.
         """
         segments = self._sources[partition].segments
         assert not any(segment.is_parted for segment in segments)

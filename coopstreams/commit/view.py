@@ -6,6 +6,8 @@ all hashes, at the term in its metadata. At equal terms the larger position coun
 
 Invariant: `live` has the last value of each key and no tombstoned key. Which record
 counts for which hash changes only when a key is added or removed.
+Relies on: `record` (keys, terms, segments, `ahead`). When it may be asked, `follower`
+and `positions` say.
 The proof, and what breaks without each part of the rule: docs/internals/positions.md.
 """
 
@@ -409,10 +411,11 @@ class CommitView:
         *,
         in_birth_order: bool,
     ) -> Committed | None:
+        """Compute `mirror`."""
         stable = self._stable(partition, committed, in_birth_order=in_birth_order)
         if stable is None:
             return None
-        if committed and committed.term is None:
+        if committed and committed.term is None:  # a foreign one
             for one in self.resolve(partition, WHOLE):
                 if isinstance(one, Hole) or one.segment.position < committed.offset:
                     return None
@@ -444,6 +447,7 @@ class CommitView:
         ]
 
     def _is_other(self, topic: str, metadata: str) -> bool:
+        """Return whether a commit's metadata names another id than that of the topic."""
         named = topic_and_text(metadata)[0]
         known = self._topic_ids.get(topic, "")
         return "" not in (named, known) and named != known
@@ -487,6 +491,7 @@ class CommitView:
 
 
 def _tiled(keys: Iterable[CommitKey]) -> _Tiling:
+    """Return which of these keys counts for each hash: the one of the highest rank."""
     tiles: list[tuple[KeyRange, CommitKey | None]] = []
     silent: list[CommitKey] = []
     free = [WHOLE]
@@ -584,6 +589,10 @@ def _combined(
     committed: Committed | None,
     reset: Position,
 ) -> Segment:
+    """Return the progress that counts for the hashes of one winner or hole: that of the
+    higher term, or at equal terms the larger position. `reset`: where a hole begins if
+    there is no plain offset.
+    """
     if isinstance(one, Hole):
         if committed is None:
             return Segment(one.key_range, reset.offset, reset.stream_time)

@@ -25,6 +25,8 @@ records would hold up all others.
 Invariant: individual commits first, fence last (`tasks/committer`). After a failure the
 writer aborts, which decides whether the failed commit counted. Records in flight stay
 in flight, and the next commit repeats everything; positions only grow.
+Relies on: `commit.progress` (`plan`, what is staged), `owned_range`, `ownership` (the
+fence).
 Turned down: making every transaction wait (by default order matters only within a key,
 where it holds anyway).
 """
@@ -150,7 +152,7 @@ class Commits:
         if metadata is None:
             for share in moved:
                 share.progress.metadata = share.metadata
-        news = _news(shares)
+        news = _news(shares)  # first: the commit forgets them
         if moved:
             self._in_own_transaction(moved, ownership)
         return self._result(shares, moved, news)
@@ -239,6 +241,7 @@ class Commits:
         *,
         claim: bool = False,
     ) -> None:
+        """Commit in a transaction of this consumer's own writer; see `_write`."""
         try:
             self._writer.begin()
             self._write(self._writer, shares, ownership, shares[0].epoch, claim=claim)
@@ -255,6 +258,9 @@ class Commits:
         *,
         claim: bool = False,
     ) -> None:
+        """Write a commit of these key ranges: records, flush, then the fence of work that
+        began under `epoch`. `claim`: see `plan`.
+        """
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = self._host.wall_ms()
@@ -324,6 +330,9 @@ class Commits:
         moved: Sequence[Share],
         news: Mapping[TopicPartition, Runs],
     ) -> CommitResult:
+        """Note that the commit of the key ranges `moved` has counted, and return what
+        the user is told. `news`: the offsets that were new in it.
+        """
         for share in moved:
             share.progress.committed()
             share.metadata = share.progress.metadata or ""

@@ -9,6 +9,8 @@ Invariant: nothing more is handed out of a key range that is being revoked. The 
 are never paused for a rebalance.
 Invariant: a `Share` that is given up is marked, so that `done` for its records changes
 nothing.
+Relies on: `ownership` (when a range may open), `revocation` (the lists by which it is
+given up), `owned_range` (`Share`), `consumer_commit` (claims and commits).
 """
 
 from __future__ import annotations
@@ -200,6 +202,7 @@ class ConsumerSession:
         self._compare_at = host.now() + LOOK_EVERY_S
         """The time of the next check whether topics were made anew."""
         self._blocked: set[Share] = set()
+        """The key ranges of which it was logged that too many records are in flight."""
         self._refused: GroupError | IndividualCommitError | None = None
         self._restrictions: tuple[IndividualCommitError, ...] = ()
         """What the cluster's policy keeps this consumer from."""
@@ -215,6 +218,7 @@ class ConsumerSession:
         self._begin_poll()
         while True:
             self._scope.polled[0] = self._host.now()
+            # First: nothing more is handed out of what the group has taken back.
             self._handle()
             if self._refused is not None:
                 raise self._refused
@@ -377,6 +381,9 @@ class ConsumerSession:
             self._policies.close()
 
     def _begin_poll(self) -> None:
+        """Do what is due between two polls: obey the policy, lose key ranges that are
+        late or whose topic was made anew, and give up those that `revocations` returns.
+        """
         now = self._host.now()
         self._told = False
         self.take_done()
@@ -394,7 +401,7 @@ class ConsumerSession:
                     self._lose_remade(given_up)
                 except LogError as error:
                     log.warning("cannot see whether topics were made anew: %s", error)
-            given_up &= set(self.shares.values())
+            given_up &= set(self.shares.values())  # without what was lost just now
             if not given_up:
                 return
             _tell(self._scope.listeners.revoke, given_up)
@@ -479,6 +486,9 @@ class ConsumerSession:
                     self._assigned(event)
 
     def _assigned(self, event: Assigned) -> None:
+        """Have added key ranges opened, revoked ones given up, and keep those that the
+        group has given back.
+        """
         assert isinstance(self.ownership, Shared)
         self.ownership.assigned = event
         self.openings.barrier.follow_generation(event)
@@ -523,6 +533,7 @@ class ConsumerSession:
                 for progress, opening in opened
             ]
             if fresh:
+                # Before a record is handed out: no earlier owner's commit counts then.
                 self.commits.claim(fresh, self.ownership)
         except (LogError, GroupError) as error:
             for _, opening in opened:

@@ -128,6 +128,7 @@ def _target(
     ranges: int,
     whole: Collection[int],
 ) -> dict[str, tuple[TaskId, ...]]:
+    """Return the target of each member that stays. Arguments: see `assign`."""
     staying = [id_ for id_ in sorted(members) if not members[id_].info.leaving]
     threads = {id_: members[id_].info.threads for id_ in staying or sorted(members)}
     share = all(state.info.allow_key_share for state in members.values())
@@ -202,6 +203,7 @@ def _balanced(
     standbys: Claims,
     stale: Staleness,
 ) -> dict[str, list[TaskId]]:
+    """Return a new balance of one sub-topology, as tasks. Arguments: see `settle`."""
     balanced = balance(
         layout,
         _of_subtopology(layout, subtopology, claims),

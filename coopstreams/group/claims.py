@@ -136,6 +136,9 @@ def _check_disjoint(
     task_partition: TaskPartition,
     entries: list[tuple[KeyRange, str]],
 ) -> None:
+    """Raise an error if two members have the same hashes. `entries`: ranges, each with
+    its member.
+    """
     reach: dict[str, int] = {}
     for key_range, member in sorted(entries):
         for other, end in reach.items():

@@ -17,6 +17,7 @@ cannot commit old work under its new identity. Without an identity there is no c
 because brokers would not fence it.
 Invariant: the gate avoids refusals; safety does not depend on it. The broker checks
 every commit's generation.
+Relies on: `coordinator_interface` (`Hooks`, which `Participant` has), `holdings`.
 Turned down: a thread that drives the membership beside the I/O thread (two more
 hand-overs, nothing gained).
 """

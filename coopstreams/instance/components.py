@@ -1,7 +1,11 @@
 """The components of an instance: cluster, topics, programs, state folder, metrics. They
 are built and connected once.
 
+Most methods make one thread or part of `Instance`, and start nothing.
+
 Invariant: everything opened here is closed here, in the opposite order.
+Invariant: the control thread replaces `plan`. So what may change with it is passed on as
+a function that reads it, and never as a value.
 """
 
 from __future__ import annotations
@@ -520,8 +524,6 @@ class Components:
         """Return the thread that measures lags and purges repartition topics, not yet
         started.
         """
-        # The replicas are asked over the connections that the opener has already: so
-        # they are known in an outage, too.
         lags = Lags(
             self.watching,
             # The replicas are asked over the connections that the opener has already:

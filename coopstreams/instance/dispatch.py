@@ -12,6 +12,8 @@ Invariant: the records fetched and not processed are bounded. A partition is hel
 too many of its records wait for a thread, or for another source of their task. Each
 partition is held on its own, so that a full stream never keeps its table's records
 back.
+Relies on: `log.log.Reader` (slots, routes, holds), `tasks/silence.py` and
+`source_times` (what a silent partition's tasks may say), `tasks/time_waits.py`.
 """
 
 from __future__ import annotations
@@ -264,6 +266,7 @@ class Dispatcher:
 
         Waits at most `timeout_s`, or until `wake`.
         """
+        # Before the fetch: what is held is not read, and what is due ends the wait.
         self._look_at_times()
         self._hold()
         self._promise()
@@ -430,6 +433,7 @@ class Dispatcher:
             advances=any(task.program.foresees for task in tasks),
             writers=writers,
         )
+        # The reader tells an end once, perhaps before this task was there.
         if partition.at_end and partition.at is not None:
             for slot, route in enumerate(partition.routes):
                 ended = RecordBatch.ended(source, slot, partition.at)
@@ -461,6 +465,9 @@ class Dispatcher:
         arrives: Callable[[int], bool],
         at: int,
     ) -> bool:
+        """Return whether the record with the index `at` arrives, which may call the
+        user's functions, and publish meanwhile that this is asked.
+        """
         self._asking = source, records.offsets[at], self._host.now(), get_ident()
         try:
             return arrives(at)
@@ -605,6 +612,7 @@ class Dispatcher:
         return {source: at.offset for source, at in read if at is not None}
 
     def _is_silent(self, source: TopicPartition, since: float) -> bool:
+        """Return whether a partition has been silent since `since` or longer."""
         began = self._partitions[source].silent_since
         return began is not None and began <= since
 
@@ -618,6 +626,9 @@ class Dispatcher:
         return math.inf if times is None or not self.held_back else times.look_every_s
 
     def _hold(self) -> None:
+        """Hold the partitions that are full or too far ahead, release the others, and
+        tell their tasks.
+        """
         held_back: dict[TopicPartition, HeldBack] = {}
         for source, partition in self._partitions.items():
             waiting = max(

@@ -8,6 +8,8 @@ events. It never blocks for longer than one fetch.
 
 Invariant: a task reaches a stream thread only through the opener, and a task is
 released to the group only after `Closed`.
+Relies on: `task_registry` (which task opens, waits or closes next), `tasks/events.py`,
+`group/holdings.py` (epochs), `held_errors` (which errors count).
 """
 
 from __future__ import annotations
@@ -696,6 +698,7 @@ class Instance:
             log.error("the other instances could not be told to stop; they go on")
 
     def _do(self, actions: Iterable[Action]) -> None:
+        """Carry out what the registry has decided."""
         closing: dict[StreamThread, list[Task]] = {}
         dirty = False
         released: list[TaskId] = []
@@ -758,15 +761,17 @@ class Instance:
         self.components.metrics.task_closed(opened.id)
 
     def _start(self, incarnation: Incarnation) -> None:
+        """Make the task of what the opener has opened, and give it to a thread."""
         home = self._threads.home(incarnation.id, self._homes)
         task = self.components.task(incarnation, home.committer)
         self._tasks[task.id] = task
         self._homes[task.id] = home
-        home.open(task)
+        home.open(task)  # first: its thread must know it when records come
         self._dispatcher.open(task, home)
         log.info("task %s runs on thread %d", task.id, home.number)
 
     def _forget(self, tasks: Iterable[Task]) -> None:
+        """Stop reading for tasks that no thread has any more, and give up their state."""
         for task in tasks:
             self._dispatcher.close(task)
             del self._tasks[task.id], self._homes[task.id]

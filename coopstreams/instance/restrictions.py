@@ -8,7 +8,7 @@ records out of order.
     ranges.before.windows=false     the application's setting: sub-topologies do that feed windows without a clock
 
 Each member announces which of its sub-topologies may be divided, and the group divides
-those that all members allow (`group.versions`). So members that see a change at
+those that all members allow (`group.active_version`). So members that see a change at
 different times agree on the stricter policy in between. The ranges of a partition
 become one as in any other rebalance: each is committed and closed before one task opens
 them all.

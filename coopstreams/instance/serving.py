@@ -5,6 +5,8 @@ Invariant: a view counts as owned only while this very opening of its task runs 
 the group has lately answered a heartbeat. A suspended process that resumes owns nothing
 until the group has answered it. A forked child owns nothing: its copy of the instance
 has no threads, so what it reads would never change.
+Relies on: `task_registry.Standing` (what the control thread publishes),
+`query/backend.py` (what a view promises), `status/reasons.py` (health from `Seen`).
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class TaskView:
         self.standby: Staleness | None = None
         self._serving = serving
         self._opened = task
+        # Until the end of the read, which then asks `owned`: the task may be closed.
         self._database: Database = serving.pin(task.id)
         self.store = KeyRangeView(self._database, spec, [task.id.key_range])
         self.past = (
@@ -510,6 +513,7 @@ class Serving:
         state: State,
         standing: Standing,
     ) -> OpenView | NotOpen:
+        """Return a view of a task in this state, or why it cannot be read."""
         task = standing.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
             return NotOpen(self._unread(id_, task, state))
@@ -537,6 +541,7 @@ class Serving:
         return f"task {id_} runs here, but another instance may own it by now: {self._silence()}"
 
     def _silence(self) -> str:
+        """Return why it is not certain that this process is a member, in words."""
         loading = self._components.globals.waits_for
         return (
             self._forked
@@ -546,6 +551,7 @@ class Serving:
         )
 
     def _why(self, task: TaskId, state: State) -> str:
+        """Return, in words, for what a task waits that does not run."""
         if state is State.OPENING:
             return f"task {task} waits for {self._instance.opener.waits_for(task).why}"
         return f"task {task} is {state.value}"

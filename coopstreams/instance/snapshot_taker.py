@@ -9,7 +9,10 @@ nothing else either. No stream thread waits for it, or does anything for it.
 Invariant: all slices of a task in a savepoint, and its positions, are those of one commit:
 the stream thread opens iterators for them between two commits, and reads none.
 Invariant: an error of the storage or the brokers delays the snapshot alone: it is logged,
-and the next look goes on. Turned down: RocksDB's checkpoints, made at a commit by the
+and the next look goes on.
+Relies on: `state/snapshot.py` (files, publications, leases), `slice_versions` (`Written`:
+what need not be written again).
+Turned down: RocksDB's checkpoints, made at a commit by the
 stream thread (hard links of all key ranges of the database, and the rows are read from
 them all the same); a publisher elected by the group (publications are conditional, so a
 second one does no harm).
@@ -144,6 +147,7 @@ class SnapshotTaker:
         self._look_s = LOOK_S if interval_s is None else min(LOOK_S, interval_s / 4)
         self._lease = Lease(url, application, host.wall_ms, host.unique())
         self._last = NOTHING_PUBLISHED
+        """The publication that was seen last."""
         self._list_at = 0.0
         self._manifest: Manifest | None = None
         """The manifest of the publication `_last`; None: it cannot be used."""
@@ -280,6 +284,9 @@ class SnapshotTaker:
         standing: Standing,
         id_: TaskId,
     ) -> None:
+        """Write the part of a task in a savepoint. Its stream thread opens the iterators,
+        between two commits; this thread reads them.
+        """
         answers: Inbox[_Moment | StateError] = self._host.inbox()
         specs = self._stores.get(id_.subtopology, ())
         database = self._databases.borrow(id_) if specs else None
@@ -327,6 +334,7 @@ class SnapshotTaker:
         self._saved.add(id_)
 
     def _write_part(self, writer: SnapshotWriter, task: TaskId) -> None:
+        """Write the part of a task in the open round, if its database is open."""
         database = self._databases.borrow(task)
         if database is None:
             return
@@ -354,6 +362,7 @@ class SnapshotTaker:
         spec: StoreSpec,
     ) -> PartStore | None:
         """Write the slices of a store of a task; None: its changelog is not known."""
+        # Before and after: the changelog may be made anew meanwhile.
         before = _topic_ids(database, spec, task)
         slices = writer.export(
             database,
@@ -385,6 +394,7 @@ class SnapshotTaker:
                 began = self._host.now()
 
     def _publish_if_due(self, rounds: Rounds) -> None:
+        """Begin or publish a round, if this process publishes and it is time."""
         publisher = self._publisher
         topics = self._topics() if publisher and rounds.open else StoreTopics({}, {})
         act = rounds.look(
@@ -439,12 +449,14 @@ class SnapshotTaker:
         self._see_publication()
         run = new_run(self._host.wall_ms(), self._host.unique())
         begun = Round(run, self._last.number)
+        # First: nobody may sweep what is written for it.
         self._lease.take(run, WRITING_MS)
         self._storage.write(f"{self._application}/{ROUND}", begun.to_json())
         self._parts = {}
         rounds.begun(begun, self._host.now())
 
     def _publish(self, open_: Round, topics: StoreTopics) -> None:
+        """Publish the parts of a round that have come, and delete old files."""
         if not self._came:
             log.warning("no task has written its part of snapshot %s", open_.run)
             return

@@ -36,7 +36,11 @@ class State(Enum):
 
 
 class Do(Enum):
-    """The next action of the instance on a task."""
+    """The next action of the instance on a task.
+
+    CANCEL: have the opener stop opening it. RUN: give what was opened to a stream thread.
+    DROP: close it instead. CLOSE_DIRTY: close without a commit. RELEASE: tell the group.
+    """
 
     OPEN = "open"
     CANCEL = "cancel"
@@ -86,6 +90,7 @@ class TaskRegistry:
     def __init__(self) -> None:
         self.states: dict[TaskId, State] = {}
         self.wanted: set[TaskId] = set()
+        """The tasks that the group has assigned, and not revoked."""
         self.standbys: tuple[TaskId, ...] = ()
         """The tasks of which the group wants standbys here."""
         self._owed: set[TaskId] = set()
@@ -202,6 +207,9 @@ class TaskRegistry:
         return self._gone(task) + self._open_what_can_be()
 
     def _give_up(self, task: TaskId, *, dirty: bool) -> list[Action]:
+        """Return the actions that close a task, as far as it is open. `dirty`: without
+        a commit.
+        """
         state = self.states.get(task)
         if state is None or state is State.WAITING:
             return self._gone(task)
@@ -216,6 +224,9 @@ class TaskRegistry:
         return [Action(Do.CLOSE_DIRTY if dirty else Do.CLOSE, task)]
 
     def _gone(self, task: TaskId) -> list[Action]:
+        """Forget a task that is closed; return the action that releases it, if the group
+        waits for that.
+        """
         self.states.pop(task, None)
         self._ending.discard(task)
         if task in self._owed:
@@ -224,6 +235,9 @@ class TaskRegistry:
         return []
 
     def _open_what_can_be(self) -> list[Action]:
+        """Return the actions that open the wanted tasks which overlap none here; the
+        others wait.
+        """
         actions: list[Action] = []
         if self._stopped:
             return actions

@@ -12,6 +12,8 @@ order of its requests, so a task that comes back finds its database closed.
 
 Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its
 state matches its positions.
+Relies on: `commit.positions`, `restores`, `standbys` (which give way to tasks),
+`state.directory` (`enter` and `leave`: who has a database open).
 """
 
 from __future__ import annotations
@@ -377,6 +379,9 @@ class Opener:
         self._follower.wake()
 
     def _take_requests(self) -> bool:
+        """Carry out the requests, in their order; return False if the last one is to
+        end the thread.
+        """
         while True:
             try:
                 request = self._requests.get_nowait()
@@ -426,6 +431,7 @@ class Opener:
         return self._standbys.step()
 
     def _turn(self) -> None:
+        """Do one step of each stage, and wait for commits of the group in between."""
         self._barrier.hunt()
         busy = self._restores.step() or self._stand_by()
         known = self._follower.known
@@ -488,6 +494,9 @@ class Opener:
         ]
 
     def _pass_barrier(self) -> None:
+        """Look up the positions of tasks whose barrier is passed, and begin to restore
+        those that have them.
+        """
         for opening in self._openings.values():
             self._take_over_in(opening.epoch)
         waiting = [
@@ -516,6 +525,7 @@ class Opener:
             self._barrier.hunt_later()
 
     def _take_over_in(self, epoch: int) -> None:
+        """Call `take_over`, once in an epoch of the membership."""
         if epoch != self._taken:
             self._take_over(epoch)
             self._taken = epoch

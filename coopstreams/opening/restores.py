@@ -12,6 +12,8 @@ restored from its source topic ends where the task begins.
 Invariant: a restore reads one topic from the first record to the last. If the changelog
 is recreated meanwhile, the restore begins again with the new topic: the topic's id is
 fetched before the offsets and checked again later.
+Relies on: `state/restore.py` (one store: from which checkpoint, up to where),
+`snapshot_download`, and `compacted_rows` (what a source topic may have lost).
 """
 
 from __future__ import annotations
@@ -236,6 +238,7 @@ class Restores:
             tuple[TaskId, TopicPartition], _SnapshotRestore
         ] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
+        """The changelogs for which each task still waits."""
         self._compare_at = 0.0
         """The time (`Host.now`) of the next check of stuck changelogs."""
         self._done: list[TaskId] = []
@@ -368,6 +371,8 @@ class Restores:
             StateError: a database does not take the slices of a snapshot.
             LogError: the brokers or the schema registry do not answer.
         """
+        # Ids are kept for one step, and for the tasks that are added between two: a
+        # topic may be made anew at any time.
         self._changelogs.forget()
         self.progressed = False
         if self._snapshot_restores:
@@ -382,6 +387,7 @@ class Restores:
         return bool(self._jobs or self._snapshot_restores)
 
     def _read(self) -> None:
+        """Apply what one fetch returns, and end the restores that are done."""
         for changelog, slots in groupby(
             self._fetch(),
             key=lambda batch: batch.partition,
@@ -500,6 +506,9 @@ class Restores:
         wanted: _Wanted,
         bounds: Bounds,
     ) -> None:
+        """Have a task wait for the restore of a changelog, which begins with its first
+        task; or not, if the store is at its end already.
+        """
         job = self._jobs.get(changelog)
         if job is None:
             spec = wanted.spec
@@ -604,6 +613,7 @@ class Restores:
                 self._go_on(task)
 
     def _go_on(self, task: TaskId) -> None:
+        """Finish a task if none of its stores is left to restore."""
         if self._waiting[task]:
             self._moved = True
         else:
@@ -638,6 +648,7 @@ class Restores:
         return WHOLE.minus(WHOLE.minus(job.ranges))
 
     def _complete(self) -> None:
+        """End the restores that are at their target, and proven."""
         complete = [
             changelog for changelog, job in self._jobs.items() if job.restore.done
         ]
@@ -645,6 +656,7 @@ class Restores:
             job = self._jobs[changelog]
             if not self._proven(changelog, job):
                 continue
+            # Last: nothing counts of a topic that was made anew meanwhile.
             now_id = self._changelogs.topic_id(changelog.topic)
             if now_id != job.restore.bounds.topic_id:
                 bounds = self._changelogs.bounds(changelog, job.stops)

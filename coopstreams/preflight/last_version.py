@@ -19,7 +19,7 @@ So the version is refused. Once an operator has set positions in all partitions 
 topic (`coopstreams group reset`), its new id is recorded.
 
 Invariant: the opener reads the record when the group has given this process tasks. All
-tasks of another version were released before (`group.versions`), so none of the
+tasks of another version were released before (`group.active_version`), so none of the
 compared state is written any more.
 Invariant: no process of a refused version has tasks or writes the record.
 Invariant: only a member writes the record. No broker fences that, so the membership is

@@ -6,6 +6,8 @@ server's reader threads.
 Invariant: after every read it is checked that the instance owned the range during the
 whole read. Only then is "not found" an answer; otherwise the answer is TASK_MOVING. A
 global table has no owner: it can be read once it is loaded.
+Relies on: `backend` (`OpenView.owned`), `router`, `scan` and `range_pages` (the order of
+rows, and where a part ends).
 """
 
 from __future__ import annotations
@@ -236,6 +238,7 @@ class Views:
         store: str,
         views: Iterable[OpenView | NotOpen],
     ) -> tuple[list[OpenView], list[str]]:
+        """Enter views of a store; return those that are open, and why others are not."""
         closed: list[str] = []
         opened = self._open.setdefault((store, -1), [])
         for view in views:

@@ -8,6 +8,7 @@ retried briefly while a task moves.
 
 Invariant: only the instance that the client asked retries; an instance that another one
 asked answers at once.
+Relies on: `router` (which instance), `peers` (asking it), `local_reads` (reading here).
 Turned down: caching answers or the last owner (the placement is local, and the group
 has agreed on it).
 """
@@ -525,6 +526,9 @@ class QueryService:
         texts: Sequence[str],
         stale_ms: int | None = None,
     ) -> list[bytes]:
+        """Ask an instance for keys, by their texts in the request; as many at a time as
+        fit into a URL.
+        """
         found: list[bytes] = []
         for batch in key_batches(texts):
             path = keys_path(store.name, batch)
@@ -550,6 +554,7 @@ class QueryService:
         path: str,
         expected: Callable[[Peer], Expected[T]],
     ) -> list[tuple[Peer, T | QueryError]]:
+        """Ask all other instances; return what each answers, or its error."""
         placement = self.backend.placement()
 
         async def ask(instance: Peer) -> tuple[Peer, T | QueryError]:
@@ -572,6 +577,9 @@ class QueryService:
         )
 
     async def _run(self, pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
+        """Return the result of a read in a thread pool, within the budget; in the third
+        pool if it waits for a registry.
+        """
         loop = asyncio.get_running_loop()
         prompt = partial(promptly, read)
         try:

@@ -14,7 +14,10 @@ records of the last poll are unfinished, so a slow record delays its own thread,
 other.
 Invariant: a record that ends the thread does not affect others: the thread first
 finishes its other records. Otherwise they would wait for the next start by the
-supervisor, and each start would use up a delivery. Turned down: exactly-once (a share
+supervisor, and each start would use up a delivery.
+Relies on: `delivery` (the states of a record), `shared_work` (results and failures),
+`log/kafka/share_consumer.py` (each record of a poll is acknowledged before the next).
+Turned down: exactly-once (a share
 consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the client
 cannot).
 """
@@ -181,7 +184,9 @@ class ShareThread:
         self._connected = False
         """Whether `connect` has succeeded once, so the client's settings are good."""
         self._ready: list[Delivery] = []
+        """The records that may be processed now."""
         self._later: list[Delivery] = []
+        """The failed records that wait for a retry."""
         self._done: list[Delivery] = []
         """The processed records that are not acknowledged yet."""
         self._failed: list[Delivery] = []
@@ -269,6 +274,9 @@ class ShareThread:
         )
 
     def _turn(self) -> None:
+        """Join the group if need be, and work; leave it while no records may be taken,
+        or after an error.
+        """
         if why := self._holds():
             self._leave()
             self._waits = why
@@ -298,6 +306,7 @@ class ShareThread:
         self._news.clear()
 
     def _join(self) -> None:
+        """Join the share group, and prepare the work."""
         client = made_again(self._connect) if self._connected else self._connect()
         self._connected = True
         try:
@@ -333,6 +342,9 @@ class ShareThread:
         self.figures = self._figures()
 
     def _take(self, records: Iterable[AcquiredRecord], until: float) -> None:
+        """Take in the records of a poll, whose locks end at `until`, and begin their
+        calls. Time marks are done already.
+        """
         deliveries = [Delivery(record, until) for record in records]
         if not deliveries:
             return
@@ -388,6 +400,7 @@ class ShareThread:
         )
 
     def _kept_until(self, delivery: Delivery) -> float:
+        """Return when to give a record up, in time before its lock ends."""
         return delivery.until - (1 - LOCK_PART) * self._times.lock_s
 
     def _next_s(self) -> float:
@@ -412,6 +425,9 @@ class ShareThread:
             self._ready += those
 
     def _process(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
+        """Process records of one partition, and note which are done, failed, or to be
+        retried.
+        """
         try:
             passed, again, failed = self.works[source.topic].process(source, deliveries)
         except LogError as error:
@@ -456,6 +472,7 @@ class ShareThread:
             work.count()
 
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
+        """Acknowledge these records, or release them to other members."""
         assert self._client is not None
         for delivery in deliveries:
             del self._held[

@@ -246,6 +246,9 @@ class SharedWork:
         self._services.tallies.look(self, Counts.of(self))
 
     def _run(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
+        """Run records of one partition through the program. Only if none fails, their
+        results and dead letters go to the writer.
+        """
         self._attempts.at_hand = {
             (source, delivery.record.offset): delivery for delivery in deliveries
         }
@@ -296,6 +299,9 @@ class SharedWork:
         _timestamp: int,
         error: DeliveryError,
     ) -> None:
+        """Pass a result of a record, which `topic` would refuse, to the failure
+        handler.
+        """
         source = TopicPartition(record.topic, record.partition)
         body = record.offset, record.key, record.value, record.timestamp, record.headers
         self._on_failure(
@@ -303,6 +309,7 @@ class SharedWork:
         )
 
     def _write(self) -> None:
+        """Append the results and the dead letters of the current records."""
         for output in self.program.outputs.values():
             if len(output):
                 output.append_to(self._append)

@@ -8,6 +8,8 @@ both.
 
 Invariant: the same rows give the same results, so that an attempt can be discarded at
 any time. Its outside effects (files under new names, one transaction) count once.
+Relies on: `history/arrow_rows.py` (ROUTED, RESULTS), `rounds` (placed records), `outbox`
+(the transaction), `cached_tables` (when updates are forwarded).
 Turned down: applyInArrow and transformWithState (a group in memory at once; no order by
 offset; 29,000 records a second: measured).
 """
@@ -435,7 +437,7 @@ class TaskAttempt:
             number, told_at = markers[start]
             source = self._topics[number]
             if told_at == BEGIN:
-                continue
+                continue  # it is there so that a task without records has a row
             self._at_hand = source, offsets[start:end], times[start:end]
             told = (
                 operator_times.slice(start, end - start).flatten().to_pylist()
@@ -475,6 +477,7 @@ class TaskAttempt:
         if result is None:
             result = msgspec.json.encode(self._result()).decode()
             if self._outbox is not None:
+                # Behind the rows of `_result`: see the invariants of `outbox`.
                 if self._work.repair is None:
                     self._outbox.check_alone(self._topics)
                 self._outbox.commit(result)

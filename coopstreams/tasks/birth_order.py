@@ -26,6 +26,8 @@ Under at-least-once a record may be repeated behind marks that have passed its b
 is taken at once, at the time that was reached, and no commit counts it as done before.
 Invariant: the stream time at the position of a user's topic is not later than the time
 of the operators. So what others make of a position is true of it, too.
+Relies on: `timed_topics` (who is born when), `log/clocks.py` (marks), `commit.record`
+(`Ahead`: how a commit says what is done).
 Turned down: a buffer as a store with a changelog (nearly every record would be written
 to it, and deleted, because it waits for the next mark of the slowest writer), the
 offsets of done records in commits (each second one, where two writers take turns), and

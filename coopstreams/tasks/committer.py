@@ -20,7 +20,9 @@ producer gives up a result that it could not send for a session time-out
 (`instance.components`). Two cases remain: a process that is stopped within the
 milliseconds in which it writes; and results (no changelogs) in front of a function that
 runs for longer than the session, when no broker could be reached meanwhile.
-Source: KIP-447 for the fence; the notes on individual commits for the order.
+Relies on: `commit.progress` (`plan`, and what is durable), `refusals` (careful
+intervals), `commit.sink_transactions`.
+Source: KIP-447 for the fence; docs/internals/positions.md for the order.
 """
 
 from __future__ import annotations
@@ -219,6 +221,7 @@ class Committer:
                 with self.asking.during():
                     self._commit_first(task, begin, others)
             return
+        # The four steps are in docs/internals/positions.md, "At-least-once".
         claim = plan([task.progress], self._follower, claim=True)
         self.asking.begin("the group coordinator to take its first offsets")
         with self.asking.during():
@@ -364,6 +367,7 @@ class Committer:
         return True
 
     def _commit(self, tasks: Sequence[Task]) -> None:
+        """Commit these tasks, in the order of the module's docstring."""
         assert self._epoch is not None
         started = self._host.now()
         written = self._write(tasks)
@@ -395,6 +399,7 @@ class Committer:
             self._writer.commit(self._timeout_s)
         self.interval.committed(self._host.now() - started)
         self._end_interval()
+        # Last: a database is never ahead of its changelogs.
         for task in tasks:
             task.commit(checkpoints[task], true_ms)
         self._metrics.committed(self._places.number, self._host.now() - started)
@@ -725,6 +730,7 @@ class Committer:
         )
 
     def _write_plan(self, commit: CommitPlan) -> None:
+        """Append the individual commits of a plan to the commit topic."""
         if commit.records:
             now = self._host.wall_ms()
             keys = [key for key, _ in commit.records]

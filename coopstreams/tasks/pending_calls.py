@@ -7,10 +7,11 @@ processed.
 
 A record is *ready* when its calls have ended and every earlier record of its *line* was
 processed. A line is the records of one key, where the order of each key suffices
-(`calls.keys_suffice`), or else all records of the task. So nothing of a record happens
-before it is ready, and effects per key come in the order of offsets, however long calls
-take. A commit has everything that was processed: positions, and done runs above them
-(`commit.inflight`). After a crash only the other records come again.
+(`call_order.keys_suffice`), or else all records of the task. So nothing of a record
+happens before it is ready, and effects per key come in the order of offsets, however
+long calls take. A commit has everything that was processed: positions, and done runs
+above them (`commit.inflight`). After a crash only the other records come again.
+`calling.lanes` makes the calls, and `draining` ends them when the task is given up.
 
 Calls that read state, those of `process_async`, run one at a time for each key
 (`Turns`). A call finds in its rows what every earlier record of its key has left there,
@@ -423,6 +424,8 @@ class PendingCalls:
         """The records that are ready."""
         self._given: deque[WaitingRecord] = deque()
         """The records that `ready` has yielded and that were not processed yet."""
+        # Calls that have not ended; records that wait, and the bytes of their values;
+        # the bytes of the steps that have them.
         self._calls = self._records = self._bytes = self._held = 0
         self.begun = 0
         """The number of calls begun."""
@@ -640,6 +643,7 @@ class PendingCalls:
 
         If it returns False, `tell` is called when that changes.
         """
+        # Before the calls are taken: one that ends from now on tells again.
         self._told = False
         begun: list[NodeCall] = []
         while self._done:
@@ -814,7 +818,7 @@ class PendingCalls:
         """Take in calls that have ended; called on the thread of the calls."""
         if self._spans is not None:
             self._spans.ended(calls)
-        self._done.extend(calls)
+        self._done.extend(calls)  # first: see `look`
         if not self._told:
             self._told = True
             self.tell()

@@ -20,6 +20,8 @@ Invariant: a row that a function changes in place raises `StateError`, see
 `changed_rows`.
 Invariant: the clock stays at 0 until `advance` moves it. Records without a timestamp
 get its time.
+Relies on: `direct_source` (which records pass the log by), `write_order` (which
+partition's record is next), `silences` (idle partitions), `held_calls`.
 """
 
 from __future__ import annotations
@@ -170,6 +172,7 @@ class TopologyTestDriver:
         self._host = Timed(lambda: self.now_ms)
         self._programs: dict[int, Program] = {}
         self._tasks: dict[TopicPartition, list[Task]] = {}
+        """The tasks that read each partition, in the order of the reader's slots."""
         self._at_hand: dict[TopicPartition, Position] = {}
         """The position of each partition after the record that its tasks process next.
         """
@@ -194,6 +197,7 @@ class TopologyTestDriver:
         self._changed_rows = ChangedRows()
         self._changed_rows.watch(*self._globals.values())
         self._parts: dict[int, list[list[Task]]] = {}
+        """The tasks of each sub-topology, by partition, then by key range."""
         self._sinks = Sinks(topology)
         self._databases: dict[tuple[int, int], Database] = {}
         self._dropped_before: Counter[tuple[str, str]] = Counter()
@@ -547,7 +551,7 @@ class TopologyTestDriver:
         """Create the given topics and those that the topology names, and open or reopen
         the tasks that read them.
         """
-        self._land()
+        self._land()  # first: the positions and ends below are those of the log
         counts = self._create_topics(topics)
         parts = self.topology.subtopologies
         self._writers = writers_of(timed_topics(parts), parts, counts)

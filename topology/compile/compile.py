@@ -4,6 +4,9 @@ binds it to each task's stores.
 Tracebacks and debuggers show the generated source (`generated_source`).
 `Program.compiled(...).text` has it as well.
 
+Relies on: `operators/compiler.py` and `codegen.py` (how code is put together),
+`timed_topics`, `call_order`. A new kind of node needs an entry in `OPERATORS`.
+
 Invariant: generated code depends only on the nodes, the record cache, whether tasks
 share partitions, whether only the records of each key come in order, whether a failed
 record may be dropped, and which stores are native. It contains no data of a task.

@@ -9,6 +9,10 @@ stores, its outputs and its stream times.
 Invariant: for the same records in the same order a program gives the same outputs,
 whatever the batches are. Turned down: a callback for each output record, and one pair
 of lists for all topics (a writer takes the lists of one topic).
+
+Generated code (`topology/operators`, `task_processor`) calls a `BoundProgram` by the
+name `process`: what only it uses is public as well, such as `held`, `want` and `place`.
+Relies on: `operator_time` and `timed_topics` (what times mean), `coming_advances`.
 """
 
 from __future__ import annotations
@@ -254,19 +258,25 @@ class BoundProgram:
         a record of the batch is being processed.
         """
         self.place: tuple[str, int, int] | None = None
+        """Topic, partition and offset of the held row's record (`kept_headers`). None:
+        those of the current record.
+        """
         self._cursor: Iterator[object] = iter(())
         self.wall_clock = services.clock
         self.partitions = services.partitions
         self._parts = services.parts
         self.headers: Headers | None = None
         self._headed = False
+        """Whether a batch with headers has come."""
         self.ending: BaseException | None = None
+        """The exception that ends the batch: on its way it is no failure of a record."""
         self.punctuations: dict[PunctuationType, PunctuationQueue] = {
             "stream_time": PunctuationQueue(),
             "wall_clock": PunctuationQueue(),
         }
         self._works: list[Work] = []
         self.wanted: list[Wanted] = []
+        """The calls that records need, in the part that runs ahead."""
         self.results = Results()
         self.applied: list[Applied] = []
         self._code = compiled.make(self, stores, self.outputs)

@@ -7,6 +7,7 @@ it.
 
 Invariant: an exception of the user's object fails its record at this node. An exception
 that ends the batch passes through the object, even if the object catches it.
+Relies on: `program` (`BoundProgram` is the `Surroundings`), `processor_stores`.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class Work:
         self._children = children
         self._by_name = by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
+        """The key bytes and the record that are being processed."""
         self._timestamp = -1
         self._forgetful = [
             stores[spec.name]

@@ -120,6 +120,9 @@ def assembled(
 
 
 def _resolved(node: Node, graph: Graph) -> Node:
+    """Return a node with what is known only now: the names of internal topics, whether a
+    table source has a store, whether old values are forwarded.
+    """
     if isinstance(node, Source) and node.internal:
         return replace(
             node,

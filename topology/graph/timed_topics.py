@@ -26,6 +26,9 @@ All other readers keep the time of the newest record, and the partitions in fron
 them are not cut (`subtopologies.before_windows`). These are processors, functions that
 wait, `suppress` until a time limit, tables of the user's topics beside what needs the
 order of births, and streams of topics that the application itself writes.
+
+What follows: `log/clocks.py` (marks), `tasks/birth_order.py`, `commit.record` (`Ahead`),
+`tasks/promised_times.py` (silence), `spark/reached_times.py`.
 """
 
 from __future__ import annotations
@@ -133,6 +136,9 @@ def _is_timed(
     timed: set[str],
     parts: Sequence[SubTopology],
 ) -> bool:
+    """Return whether a topic's reader needs it timed, and all that read and write it
+    allow it, if the topics in `timed` are timed.
+    """
     reader = next(part for part in parts if topic in part.topics)
     writers = [part for part in parts if topic in _written(part)]
     needed = _depends_on_time(reader) or not timed.isdisjoint(_written(reader))
@@ -163,6 +169,7 @@ def _may_follow_a_clock(part: SubTopology) -> bool:
 
 
 def _may_read_in_birth_order(part: SubTopology) -> bool:
+    """Whether the nodes of a sub-topology can take its records in the order of births."""
     sources = [node for node in part.nodes if isinstance(node, Source)]
     return (
         any(source.internal for source in sources)

@@ -12,6 +12,8 @@ assignment; records below the next offset are dropped as well. Turned down: `pau
 keeps its records instead. If they become many, the partition is unassigned, and later
 assigned again at the end of the buffered records. Unassigning discards what the client
 has fetched ahead, so nothing is taken from the client while all partitions are held.
+Relies on: `fetch_buffer` (what is kept of a held partition), `batches` (`Routes`),
+`kafka_errors` (which errors heal).
 Turned down: `seek` (it fails while a partition is only about to be read); the partition
 is unassigned and assigned again.
 """
@@ -124,6 +126,7 @@ class KafkaReader:
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Read exactly these partitions: see `Reader.assign`."""
+        # First: if one is unknown, nothing is changed.
         self._look_for(
             [partition for partition in positions if partition not in self._readings]
         )
@@ -512,6 +515,9 @@ class KafkaReader:
         return Attempt(self._errors.login, "Read", topic)
 
     def _raise_failure(self) -> None:
+        """Assign partitions again that went astray, and raise an error that was noted:
+        that of a partition each time, until it gets another position.
+        """
         if astray := [reading for reading in self._readings.values() if reading.astray]:
             self._give_back(astray)
             self._take([reading for reading in astray if not self._is_full(reading)])

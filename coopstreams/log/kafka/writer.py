@@ -13,7 +13,10 @@ the broker forgets producers by the time of their last record
 (producer.id.expiration.ms). At-least-once then doubles a batch (measured).
 
 Invariant: after any error `abort` makes the writer usable: by ending the transaction,
-or else with a new producer. Turned down: keyword arguments of `produce` (twice the
+or else with a new producer.
+Relies on: `group.missing_markers` (why a transaction's end is waited for),
+`kafka_errors` (which errors end what), `time_limit`.
+Turned down: keyword arguments of `produce` (twice the
 price), `produce_batch` (drops headers, refuses timestamps), a callback a record (half a
 microsecond).
 """
@@ -126,6 +129,7 @@ class KafkaWriter:
         self._coordinator: int | None = None
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
+        """Whether a transaction is open."""
         self._topics = set[str]()
         """The topics to which the transaction has written, because its failure names no
         topic.
@@ -518,6 +522,7 @@ class KafkaWriter:
             self._void = False
 
     def _discard(self) -> None:
+        """Drop the producer, with what it has queued."""
         if self._producer is not None:
             self._producer.purge()
             self._serve()
