@@ -314,15 +314,19 @@ class Progress:
         """
         return min(each.read_to for each in self._sources[partition].segments)
 
+    def unseen_from(self, partition: TopicPartition) -> int:
+        """Return the offset from which on no record was processed."""
+        return max(segment.end for segment in self._sources[partition].segments)
+
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
         """Return the records of a batch (of this task's range) that are still to be
         processed.
 
-        That is the whole batch, unless the reader went back. Call `advance` with the
-        `next_offset` of each batch before the next `unseen`.
+        That is the whole batch, unless the reader went back. Call `advance` before a
+        batch that the reader reads again.
         """
         segments = self._sources[partition].segments
-        until = max(segment.end for segment in segments)
+        until = self.unseen_from(partition)
         if not columns or columns.offsets[0] >= until:
             return columns
         ends = [segment.key_range.end for segment in segments]

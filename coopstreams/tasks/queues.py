@@ -16,6 +16,10 @@ same for all key ranges, so the result does not depend on their number. After a 
 was read to its end, its next records are compared by their own timestamps again: a
 record that is far ahead of time holds up nothing once it was taken.
 
+Where sources take turns, a step has a record or two. A run is some steps, after which a
+task does once what it need not do after each of them: with steps alone, a join of two
+streams cost 8 us more a record of 24 (measured).
+
 Invariant: while a source's queue is empty, no record of the others passes. The wait
 ends when the source was read to its end (the broker has no more records) and the time
 for its producers (`max.task.idle.ms`) is over. While the reader holds the source,
@@ -100,6 +104,8 @@ class _Batch:
             self.head_times = _head_times(self.columns)
         times = self.head_times
         behind = self.begun + 1
+        if behind < len(times) and times[behind] >= time:
+            return 1  # sources that take turns: no search
         if times is self.columns.stream_times:
             return bisect_left(times, time, behind) - self.begun
         last = min(self.begun + most, len(times))
@@ -302,6 +308,17 @@ class SourceQueues:
             self._take(name, source, None, most, ties=False) if source.waiting else None
         )
 
+    def run(self, most: int, now: float) -> list[Step]:
+        """Return the first steps that `steps` would yield, of at most `most` records
+        together. Empty: there is none.
+        """
+        run: list[Step] = []
+        room = most
+        while room > 0 and (step := self.next(room, now)) is not None:
+            run.append(step)
+            room -= len(step.columns)
+        return run
+
     def _next(self, most: int, now: float) -> Step | None:
         """Return a step of the source with the earliest head time, up to the head time
         of the next source. None: no source has records to process now.
@@ -310,8 +327,15 @@ class SourceQueues:
         first: int | None = None
         limit: int | None = None
         best = limit_order = -1
-        for order, (_, source) in enumerate(self._in_order):
-            head = self._head(source, now)
+        order = -1
+        for _, source in self._in_order:
+            order += 1
+            waiting = source.waiting
+            head = (
+                waiting[0].first_time(source.stream_time)
+                if waiting and waiting[0].left  # the usual case, without a call
+                else self._head(source, now)
+            )
             if head is None:
                 continue
             if first is None or head < first:

@@ -1,8 +1,16 @@
 """An open task: its program, its state and its progress, used by the one thread that
 owns it.
 
-The way of a record: `add` -> `step` (through the program) -> the program's outputs,
-which the owner writes. `commit` or `discard` ends an interval. The owner is a stream
+The way of a record:
+
+    add          into the queue: `queues`, or `birth_order` behind timed topics
+    step         in the order of the queue, through `program`; with asynchronous operators
+                 first through `pending_calls`; then `progress` is behind it
+    apply        external sinks get their records: `sink_transactions`
+    flush        record caches let their updates go, changed rows become changelog records
+    commit       rows go into the database; `discard` ends an interval without effects
+
+The owner writes the program's outputs after each `step` and `flush`. The owner is a stream
 thread of an instance, the test driver or a backfill. It decides where records come
 from, where outputs go and what time it is; the order of records, and all other
 processing, is the same for every owner.
@@ -243,6 +251,9 @@ class Task:
         """Until when the task, which is being closed, waits for its calls at the longest
         (`Host.now`); None: it does not wait.
         """
+        # In this order: the stores begin at the times of the progress, which the order of
+        # births reads otherwise; the program has the stores; the queues begin where the
+        # progress is, and calls look at all of them.
         self.progress.by_birth = program.by_birth
         self.own_sources = tuple(
             source
@@ -498,14 +509,15 @@ class Task:
         first_ms = -1
         more = False
         done = 0
-        for step in self._steps(now, single=single):
-            columns = self._process(step, now)
-            if first_ms < 0 and len(columns):
-                first_ms = columns.timestamps[0]
+        for run in self._runs(now, single=single):
+            records = self._process(run, now)
+            first = run[0].columns
+            if first_ms < 0 and len(first):
+                first_ms = first.timestamps[0]
             before = now
             now = self._host.now()
-            self._pace.took(len(step.columns), now - before)
-            done += len(step.columns)
+            self._pace.took(records, now - before)
+            done += records
             full = len(self.program.applied) >= self._most_applied
             if single or full or done >= self._at_most or now - began > STEP_S:
                 more = True
@@ -531,7 +543,7 @@ class Task:
             batch.stream_time,
             batch.operator_times,
         )
-        self._process(step, self._host.now())
+        self._process([step], self._host.now())
         self.apply()
 
     def pass_by(
@@ -544,40 +556,91 @@ class Task:
         assert isinstance(self.queues, SourceQueues)
         self.queues.pass_by(source, next_offset, stream_time)
 
-    def _process(self, step: Step, now: float) -> Columns:
-        """Process a step; return its records without those that were processed before
-        the reader went back.
+    def _process(self, run: Sequence[Step], now: float) -> int:
+        """Process the steps of a run; return how many records they have.
+
+        The progress moves behind the last step. A run that fails is in part in the state
+        and the outputs, as a step that fails: they are discarded.
         """
-        self._at = step
-        columns = (
-            step.columns
-            if self.calls is not None or self.progress.by_birth
-            else self.progress.unseen(step.source, step.columns)
-        )
-        if len(columns):
-            if self._spans is None:
-                self.program.process(step.source, columns)
-            else:
-                self._spans.process(
-                    self.program,
-                    step.source,
-                    columns,
-                    taken=self.calls is not None,
-                )
-            self.processed += len(columns)
-            self.heat.look(columns.keys, now)
-            if self._services.placing is not None:
-                self._services.placing.look(step.source, columns.keys)
-        if self.calls is None:
-            self.program.advance(step.source, step.stream_time, step.operator_times)
+        done: dict[TopicPartition, Step] = {}
+        unseen_from: dict[TopicPartition, int] = {}
+        records = 0
+        for step in run:
+            self._at = step
+            records += len(step.columns)
+            columns = self._unseen(step, unseen_from)
+            if len(columns):
+                self._call_functions(step.source, columns, now)
+            if self.calls is not None:
+                for reached in self.calls.passed(len(columns)):
+                    self.program.advance(*reached)
+                continue
+            self._reach_end_of(step, columns)
             if step.ahead is None:
-                self.progress.advance(step.source, step.next_offset, step.stream_time)
+                done[step.source] = step
             else:
                 self.progress.born_up_to(step.source, step.next_offset, step.ahead)
+        for source, last in done.items():
+            self.progress.advance(source, last.next_offset, last.stream_time)
+        return records
+
+    def _unseen(self, step: Step, unseen_from: dict[TopicPartition, int]) -> Columns:
+        """Return the records of a step without those that were processed before the
+        reader went back.
+
+        `unseen_from`: for sources of which the run had a step, the offset from which on
+        no record was processed before the run.
+        """
+        columns = step.columns
+        # Pending calls and the order of births have left them out.
+        if self.calls is not None or self.progress.by_birth or not len(columns):
+            return columns
+        source = step.source
+        if source not in unseen_from:
+            unseen_from[source] = self.progress.unseen_from(source)
+        if columns.offsets[0] >= unseen_from[source]:
+            return columns
+        return self.progress.unseen(source, columns)
+
+    def _reach_end_of(self, step: Step, columns: Columns) -> None:
+        """Advance the program's stream time to that of a step. `columns`: the records of
+        it that were processed; the program has advanced to the last of them by itself.
+        """
+        reached = columns.stream_times[-1] if len(columns) else NO_STREAM_TIME
+        if step.stream_time != reached or step.operator_times or not len(columns):
+            self.program.advance(step.source, step.stream_time, step.operator_times)
+
+    def _call_functions(
+        self, source: TopicPartition, columns: Columns, now: float
+    ) -> None:
+        """Process records of a step with the program."""
+        if self._spans is None:
+            self.program.process(source, columns)
         else:
-            for reached in self.calls.passed(len(columns)):
-                self.program.advance(*reached)
-        return columns
+            self._spans.process(
+                self.program,
+                source,
+                columns,
+                taken=self.calls is not None,
+            )
+        self.processed += len(columns)
+        self.heat.look(columns.keys, now)
+        if self._services.placing is not None:
+            self._services.placing.look(source, columns.keys)
+
+    def _runs(self, now: float, *, single: bool) -> Iterator[Sequence[Step]]:
+        """Yield the steps that may be processed now, in order, in runs: sources that
+        take turns have many short steps, so what may be done once a run is not done
+        once a step.
+        """
+        if single or self.calls is not None or isinstance(self.queues, BirthOrder):
+            for step in self._steps(now, single=single):
+                yield [step]
+            return
+        while self._singles:
+            yield [self._singles.popleft()]
+        while run := self.queues.run(self._size(single=single), now):
+            yield run
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order. Steps of one record that

@@ -3,6 +3,7 @@
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
 //! `router`: records to key ranges · `rows`: the write buffer of an aggregation, its `row_table` and its `numbers` ·
+//! `join_side`: the records of one side of a join ·
 //! `parts`: JSON to columns of its fields. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
 //! `front_request`, what both share with Python in `front_queue`.
@@ -15,6 +16,7 @@ mod front;
 mod front_connection;
 mod front_queue;
 mod front_request;
+mod join_side;
 mod librdkafka;
 mod numbers;
 mod pace;
@@ -60,6 +62,9 @@ mod coopstreams_native {
     use super::front::Front;
 
     #[pymodule_export]
+    use super::join_side::JoinSide;
+
+    #[pymodule_export]
     use super::parts::Parts;
 
     #[pymodule_export]
@@ -70,7 +75,7 @@ mod coopstreams_native {
 
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 15;
+    const INTERFACE: u32 = 16;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

@@ -5,6 +5,7 @@
 //! is the store around it, `table.py` the reference.
 
 use crate::breathe;
+use crate::join_side::JoinSide;
 use crate::numbers::{Numbers, Value, WORD, serialised, word};
 use crate::router::SEED;
 use crate::row_table::{EMPTY, Place, Row, RowTable, placed, start_of};
@@ -120,7 +121,7 @@ impl Rows {
     /// Return the value of the row of a key, or of its window from `start`; None: there is none. The row is the one that `put`,
     /// `restore` and `keep` change. `load(place)` returns a row that is not in the buffer, or None: of numbers its database bytes,
     /// else value, timestamp and stored bytes.
-    fn value<'py>(
+    pub fn value<'py>(
         &mut self,
         py: Python<'py>,
         key: &Bound<'py, PyBytes>,
@@ -144,7 +145,7 @@ impl Rows {
 
     /// Set the value of the row that `value` has returned; None deletes it. Return the row's timestamp, which is that of its
     /// latest record.
-    fn put(&mut self, value: &Bound<'_, PyAny>, timestamp: i64) -> PyResult<i64> {
+    pub fn put(&mut self, value: &Bound<'_, PyAny>, timestamp: i64) -> PyResult<i64> {
         let value = self.numbers.value_of(value)?;
         Ok(self.set(self.at, value, timestamp))
     }
@@ -162,6 +163,11 @@ impl Rows {
             self.headers.insert(index, headers.clone_ref(py));
         }
         self.headers.insert(self.at, headers);
+    }
+
+    /// Return a side of a join whose values are these rows. `load`: as of `value`; else as of `JoinSide::new`.
+    fn side(slf: Py<Self>, load: Py<PyAny>, retention: i64, newest: i64, of_all: Py<PyList>) -> JoinSide {
+        JoinSide::new(slf, load, retention, newest, of_all)
     }
 
     /// Return value, start and end of the sessions of a key that end at `earliest_end` or later and start at `latest_start` or

@@ -178,6 +178,33 @@ def test_steps_of_any_sizes_have_each_record_once_and_in_the_same_order(
     )
 
 
+@given(
+    tables=st.lists(st.integers(0, 30), max_size=40),
+    orders=st.lists(st.integers(0, 30), max_size=40),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+)
+def test_runs_have_the_records_of_the_steps_and_no_more_than_is_asked_for(
+    tables: list[int], orders: list[int], sizes: list[int]
+) -> None:
+    def filled() -> SourceQueues:
+        queues = SourceQueues([(TABLE, START), (STREAM, START)])
+        for source, times in ((TABLE, tables), (STREAM, orders)):
+            feed(queues, source, log_of(times), upto=len(times), at_end=True)
+        return queues
+
+    queues, found, count = filled(), list[tuple[str, int]](), 0
+    while run := queues.run(sizes[count % len(sizes)], 0.0):
+        offsets = [
+            (step.source.topic, offset)
+            for step in run
+            for offset in step.columns.offsets
+        ]
+        assert len(offsets) <= sizes[count % len(sizes)]
+        found += offsets
+        count += 1
+    assert found == taken(filled())
+
+
 def test_a_stream_waits_for_the_producers_of_its_table_for_as_long_as_it_may() -> None:
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, log_of([5]), upto=1, at_end=True)

@@ -19,7 +19,7 @@ Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`,
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import (
     Any,
@@ -88,7 +88,7 @@ class JoinMemory:
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
         self._sides = [
-            _Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms)
+            _side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms)
             for spec in node.stores[:2]
         ]
         self._keeps = (len(self._sides) > 1, True)
@@ -147,9 +147,10 @@ class JoinMemory:
         due: list[Pair] = []
         before, after = self._reach[side]
         other = self._sides[1 - side]
-        other.observe_others(self._process.stream_time(self._topics[1 - side]))
-        found = list(
-            other.between(key, max(0, timestamp - before), max(0, timestamp + after))
+        if other.is_behind:
+            other.observe_others(self._process.stream_time(self._topics[1 - side]))
+        found = other.between(
+            key, max(0, timestamp - before), max(0, timestamp + after)
         )
         for at, values in found:
             if self._waiting is not None and self._waiting.remove(key, 1 - side, at):
@@ -290,56 +291,131 @@ class EmissionGate:
             self._of[1 - wait[1]].remove(wait)
 
 
-class _Side:
+class _Side(Protocol):
     """The records of one side of a join: the timestamps of each key in memory, the
     values in a window store.
+
+    Shape: the time of a side is the latest timestamp of its own records, and of others
+    as far as `observe_others` was told. Rows that the store has expired stay expired:
+    siblings may have advanced it beyond the rows of this task. The rows count from
+    their own times: one earlier owner may have been ahead of the remaining records of
+    another.
     """
 
-    def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
-        self._store = store
-        self._rows: _SideRows = (
-            _LiveSideRows(store)
-            if getattr(store, "rows", None) is None
-            else _NativeSideRows(store)
-        )
-        self._retention_ms = retention_ms
-        # Rows that the store has expired stay expired: siblings may have advanced it
-        # beyond the rows of this task. The rows count from their own times: one earlier
-        # owner may have been ahead of the remaining records of another.
-        self._newest = self._swept = max(_NEVER, store.observed)
-        self._times: dict[bytes, list[int]] = {}
-        newest = self._newest
-        for row, _ in store.scan(None, None):
-            key, at = split_window_key(row)
-            self._times.setdefault(key, []).append(at)
-            newest = max(newest, at)
-        for times in self._times.values():
-            times.sort()
-        self._of_all: list[int] = store.siblings.setdefault(
-            f"newest of {store.spec.name}",
-            [_NEVER],
-        )
-        self._of_all[0] = max(self._of_all[0], newest)
-
-    def observe(self, timestamp: int) -> None:
-        """Advance the time of this side to `timestamp`; records older than the
-        retention are removed.
-        """
-        if timestamp > self._newest:
-            self._newest = timestamp
-            if timestamp - self._swept > self._retention_ms:
-                self._sweep()
-
     @property
-    def _oldest(self) -> int:
-        """The oldest timestamp of records that can still be found."""
-        return self._newest - self._retention_ms + 1
+    def is_behind(self) -> bool:
+        """Whether records of other tasks are later than the time of this side."""
+        ...
 
     def observe_others(self, stream_time: int) -> None:
         """Advance the time of this side by the records of other tasks, but not beyond
         `stream_time`, this task's own, because other tasks may be ahead.
         """
-        self.observe(min(self._of_all[0], stream_time))
+
+    def put(self, key: bytes, timestamp: int, value: Any) -> None:
+        """Store a record, unless it is already older than the retention. Older records
+        are removed when the time of the side has passed them by the retention.
+        """
+
+    def between(
+        self,
+        key: bytes,
+        first: int,
+        last: int,
+    ) -> list[tuple[int, list[Any]]]:
+        """Return the timestamps of a key's records from first to last (inclusive,
+        ascending), with their values in arrival order.
+        """
+        ...
+
+
+def _side(store: WindowTableStore, retention_ms: int) -> _Side:
+    """Return the side whose values are in a store."""
+    newest = max(_NEVER, store.observed)
+    found = [split_window_key(row) for row, _ in store.scan(None, None)]
+    of_all: list[int] = store.siblings.setdefault(
+        f"newest of {store.spec.name}",
+        [_NEVER],
+    )
+    of_all[0] = max(of_all[0], newest, *(at for _, at in found))
+    native = getattr(store, "rows", None)
+    return (
+        _LiveSide(store, retention_ms, newest, of_all, found)
+        if native is None
+        else _NativeSide(store, native, retention_ms, newest, of_all, found)
+    )
+
+
+class _NativeSide:
+    """A side whose rows and timestamps are in native memory: see `NativeWindowTable`."""
+
+    def __init__(
+        self,
+        store: WindowTableStore,
+        rows: Any,
+        retention_ms: int,
+        newest: int,
+        of_all: list[int],
+        found: Iterable[tuple[bytes, int]],
+    ) -> None:
+        self._store = store
+        loaded = cast(Any, store).loaded
+        self._times = rows.side(loaded, retention_ms, newest, of_all)
+        for key, at in found:
+            self._times.know(key, at)
+        self.between = self._times.between
+        self._put = self._times.put
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether records of other tasks are later: see `_Side.is_behind`."""
+        behind: bool = self._times.is_behind
+        return behind
+
+    def observe_others(self, stream_time: int) -> None:
+        """Advance the time of this side: see `_Side.observe_others`."""
+        if self._times.observe_others(stream_time):
+            self._sweep()
+
+    def put(self, key: bytes, timestamp: int, value: Any) -> None:
+        """Store a record: see `_Side.put`."""
+        if self._put(key, timestamp, value):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._store.advance(self._times.newest)
+        self._times.sweep()
+
+
+class _LiveSide:
+    """A side whose rows are entries of the store's write buffer."""
+
+    def __init__(
+        self,
+        store: WindowTableStore,
+        retention_ms: int,
+        newest: int,
+        of_all: list[int],
+        found: Iterable[tuple[bytes, int]],
+    ) -> None:
+        self._store = store
+        self._retention_ms = retention_ms
+        self._newest = self._swept = newest
+        self._of_all = of_all
+        self._times: dict[bytes, list[int]] = {}
+        for key, at in found:
+            self._times.setdefault(key, []).append(at)
+        for times in self._times.values():
+            times.sort()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether records of other tasks are later: see `_Side.is_behind`."""
+        return self._of_all[0] > self._newest
+
+    def observe_others(self, stream_time: int) -> None:
+        """Advance the time of this side: see `_Side.observe_others`."""
+        self._observe(min(self._of_all[0], stream_time))
 
     def put(
         self,
@@ -347,37 +423,54 @@ class _Side:
         timestamp: int,
         value: Any,
     ) -> None:
-        """Store a record, unless it is already older than the retention."""
-        self.observe(timestamp)
+        """Store a record: see `_Side.put`."""
+        self._observe(timestamp)
         if timestamp > self._of_all[0]:
             self._of_all[0] = timestamp
         if timestamp < self._oldest:
             return
-        values = self._rows.values(key, timestamp)
-        if values is None:
-            self._rows.put([value], timestamp)
+        row = window_key(key, timestamp)
+        entry = self._entry(row)
+        if entry.value is None:
+            entry.value = [value]
             insort(self._times.setdefault(key, []), timestamp)
         else:
-            self._rows.put([*values, value], timestamp)
+            # a list of its own: who has read this row still has that of before
+            entry.value = [*entry.value, value]
+        entry.timestamp = timestamp
+        if not entry.dirty:
+            self._store.touch(row, entry)
 
     def between(
         self,
         key: bytes,
         first: int,
         last: int,
-    ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the timestamps of a key's records from first to last (inclusive,
-        ascending), with their values in arrival order.
-        """
+    ) -> list[tuple[int, list[Any]]]:
+        """Return a key's records: see `_Side.between`."""
         times = self._times.get(key)
         if times is None:
-            return
-        for at in times[
-            bisect_left(times, max(first, self._oldest)) : bisect_right(times, last)
-        ]:
-            values = self._rows.values(key, at)
-            assert values is not None  # its time is known
-            yield at, values
+            return []
+        begin = bisect_left(times, max(first, self._oldest))
+        end = bisect_right(times, last)
+        return [(at, self._entry(window_key(key, at)).value) for at in times[begin:end]]
+
+    @property
+    def _oldest(self) -> int:
+        """The oldest timestamp of records that can still be found."""
+        return self._newest - self._retention_ms + 1
+
+    def _entry(self, row: bytes) -> Entry:
+        return self._store.entries.get(row) or self._store.load(row)
+
+    def _observe(self, timestamp: int) -> None:
+        """Advance the time of this side to `timestamp`; records older than the
+        retention are removed.
+        """
+        if timestamp > self._newest:
+            self._newest = timestamp
+            if timestamp - self._swept > self._retention_ms:
+                self._sweep()
 
     def _sweep(self) -> None:
         """Remove the timestamps and rows that are older than the retention."""
@@ -387,59 +480,6 @@ class _Side:
             del times[: bisect_left(times, self._oldest)]
             if not times:
                 del self._times[key]
-
-
-class _SideRows(Protocol):
-    """The rows of one side: the values of the records with one key and timestamp."""
-
-    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
-        """Return the values of a row, in the order of arrival; None: there is none. The
-        row is the one that `put` changes.
-        """
-
-    def put(self, values: list[Any], timestamp: int) -> None:
-        """Set the values of the row that `values` has returned."""
-
-
-class _LiveSideRows:
-    """Rows that are entries of the store's write buffer."""
-
-    def __init__(self, store: WindowTableStore) -> None:
-        self._store = store
-        self._row = b""
-        self._entry: Entry | None = None
-
-    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
-        """Return the values of a row: see `_SideRows.values`."""
-        row = window_key(key, timestamp)
-        entry = self._store.entries.get(row) or self._store.load(row)
-        self._row = row
-        self._entry = entry
-        values: list[Any] | None = entry.value
-        return values
-
-    def put(self, values: list[Any], timestamp: int) -> None:
-        """Set the values of the row that `values` has returned."""
-        entry = self._entry
-        assert entry is not None
-        entry.value = values
-        entry.timestamp = timestamp
-        if not entry.dirty:
-            self._store.touch(self._row, entry)
-
-
-class _NativeSideRows:
-    """Rows in native memory: see `NativeWindowTable`."""
-
-    def __init__(self, store: Any) -> None:
-        self._value = store.rows.value
-        self._loaded = store.loaded
-        self.put = store.rows.put
-
-    def values(self, key: bytes, timestamp: int) -> list[Any] | None:
-        """Return the values of a row: see `_SideRows.values`."""
-        values: list[Any] | None = self._value(key, timestamp, self._loaded)
-        return values
 
 
 class UnmatchedRecords:
