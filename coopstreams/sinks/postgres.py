@@ -69,7 +69,7 @@ _OF_THE_TABLE = ("42501", "42P01", "42P10")
 of the next session raises them.
 """
 
-_CREATE = """CREATE TABLE IF NOT EXISTS {} (
+TABLE_OF_POSITIONS = """CREATE TABLE IF NOT EXISTS {} (
     application text, sink text, partition int, topic_id text NOT NULL, next_offset bigint NOT NULL,
     term bigint NOT NULL, refused bigint[] NOT NULL, PRIMARY KEY (application, sink, partition))"""
 _BEGIN = "INSERT INTO {} VALUES (%s, %s, %s, %s, %s, 0, '{{}}') ON CONFLICT DO NOTHING"
@@ -252,7 +252,7 @@ class PostgresSink:
                         "SELECT pg_advisory_xact_lock(hashtext(%s))",
                         (self.positions,),
                     )
-                    connection.execute(_over(_CREATE, self.positions))
+                    connection.execute(_over(TABLE_OF_POSITIONS, self.positions))
             with connection.transaction():
                 if begin is not None:
                     connection.execute(
@@ -262,7 +262,7 @@ class PostgresSink:
                 row = connection.execute(_over(_TAKE, self.positions), name).fetchone()
                 self._check_row(partition, row)
         except psycopg.ProgrammingError as error:
-            ddl = " ".join(_CREATE.format(_quoted(self.positions)).split())
+            ddl = " ".join(TABLE_OF_POSITIONS.format(_quoted(self.positions)).split())
             raise ConfigError(
                 f"PostgresSink: table {self.positions}, which has the positions of {partition}, cannot be made or "
                 f"used: {_said(error)}. Let the user select, insert and update there, or make it: {ddl}"

@@ -1,7 +1,8 @@
 """The golden bytes of each format and version, in `golden.json`.
 
-python -m tests.formats.golden adds the versions that are missing. It never changes one
-that is there: those bytes are on disks and in topics.
+python -m tests.formats.golden adds the versions that are missing, and new kinds of
+bytes of a version. It never changes what is there: those bytes are on disks and in
+topics.
 """
 
 from __future__ import annotations
@@ -61,15 +62,17 @@ def _text(part: str, data: bytes) -> str:
 
 def _with_missing(kept: Mapping[str, Mapping[int, Parts]]) -> dict[str, Any]:
     """Return the golden bytes as JSON values, with what this release writes for each
-    version that is missing.
+    version and part that is missing.
     """
     return {
         each.name: {
             str(version): {part: _text(part, data) for part, data in parts.items()}
             for version in each.versions
             for parts in [
-                kept.get(each.name, {}).get(version)
-                or SAMPLES[each.name].write(version)
+                {
+                    **SAMPLES[each.name].write(version),
+                    **kept.get(each.name, {}).get(version, {}),
+                }
             ]
         }
         for each in FORMATS

@@ -34,17 +34,26 @@ HALF = KeyRange.of_groups(0, 127)
 
 def _subscription(parts: Parts) -> object:
     wrapper = ConsumerProtocolSubscription.decode(parts["wrapper"])
-    return codec.decode_subscription(_filled(wrapper, parts), "m-1")
+    return [
+        codec.decode_subscription(_message(wrapper, parts, text), "m-1")
+        for text in ("json", "warm json")
+        if text in parts
+    ]
 
 
 def _assignment(parts: Parts) -> object:
     wrapper = ConsumerProtocolAssignment.decode(parts["wrapper"])
-    return codec.decode_assignment(_filled(wrapper, parts), "m-1")
+    return [
+        codec.decode_assignment(_message(wrapper, parts, "json", cluster), "m-1")
+        for cluster in ("cluster json", "warm cluster json")
+    ]
 
 
-def _filled(wrapper: Any, parts: Parts) -> bytes:
-    texts = [data for name, data in parts.items() if name.endswith("json")]
-    wrapper.user_data = parts["head"] + b"".join(map(zlib.compress, texts))
+def _message(wrapper: Any, parts: Parts, *texts: str) -> bytes:
+    """Return the message that has these texts of the parts."""
+    wrapper.user_data = parts["head"] + b"".join(
+        zlib.compress(parts[text]) for text in texts
+    )
     return bytes(wrapper.encode())
 
 

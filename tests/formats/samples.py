@@ -8,9 +8,10 @@ Compressed parts are kept decompressed: zlib may compress otherwise tomorrow.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,9 +25,13 @@ from kafka.protocol.consumer.metadata import (
 )
 
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams.admin.dead_letters import dead_letter
+from coopstreams.admin.replay_metadata import Turn, Wanted, metadata_of, turns_of
 from coopstreams.commit import record
+from coopstreams.commit.cluster_policy import TOPIC, PolicyTopic, topic_spec
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM
+from coopstreams.consumer import group_assignment
 from coopstreams.group import codec
 from coopstreams.group.members import (
     Assignment,
@@ -35,6 +40,7 @@ from coopstreams.group.members import (
     MemberInfo,
     MemberState,
     Runs,
+    Warmth,
 )
 from coopstreams.log import time_marks
 from coopstreams.log.clocks import Mark, clock_marks_in
@@ -42,18 +48,51 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.read_to_end import remainder
 from coopstreams.preflight.last_version import LastVersion
+from coopstreams.sinks import postgres
 from coopstreams.state import layout, snapshot
 from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.database import Database
 from coopstreams.state.directory import StateDirectory
 from coopstreams.state.engine import Engine
-from coopstreams.state.manifest import File, Manifest, Slice, StoreSlices
+from coopstreams.state.manifest import (
+    File,
+    InFlight,
+    Manifest,
+    Slice,
+    SourcePosition,
+    StoreSlices,
+)
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.snapshot_round import (
+    Part,
+    PartStore,
+    Round,
+    SavepointRequest,
+    TaskPositions,
+)
 from coopstreams.state.task_state import TaskState
+from coopstreams.tasks.failure_handlers import dead_letter_headers
+from coopstreams.topology.aggregate_rows import rows_of
+from coopstreams.topology.aggregates import (
+    AggregateFunction,
+    count,
+    count_distinct,
+    first,
+    last,
+    max_,
+    mean,
+    min_,
+    quantile,
+    sum_,
+    top_,
+)
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.births import births_in, with_births
 from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.dsl.attach_joins import values_of, waiting_of
+from coopstreams.topology.dsl.distinct import times_by_id
+from coopstreams.topology.dsl.repartition import PRESENT
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.graph.foreign_keys import (
     ANSWER_IF_FOUND,
@@ -62,13 +101,27 @@ from coopstreams.topology.graph.foreign_keys import (
     SUBSCRIPTION,
     Answer,
     ForeignKeySubscription,
+    hash_of,
 )
 from coopstreams.topology.graph.known_folds import totals
 from coopstreams.topology.graph.outline import outline, read_outline
 from coopstreams.topology.kept_headers import Headed, with_headers
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash, partition_of
+from coopstreams.topology.keys import (
+    WHOLE,
+    KeyRange,
+    key_hash,
+    offset_hash,
+    partition_of,
+)
 from coopstreams.topology.row_versions import versions_of
-from coopstreams.topology.stores import StoreSpec, session_key, window_key
+from coopstreams.topology.sketches import value_hash
+from coopstreams.topology.stores import (
+    StoreSpec,
+    session_key,
+    subscriber_key,
+    window_key,
+)
+from coopstreams.topology.suppression import SuppressedUpdate, held
 from coopstreams.topology.task_id import TaskId
 from tests.state.rows import put
 
@@ -109,6 +162,12 @@ INFO = MemberInfo(
     stands_by=(1,),
 )
 STATE = MemberState(INFO, (TASK, ODD), 7, (TASK,), ("orders",), (STANDBY,))
+WARM = replace(
+    STATE,
+    info=replace(INFO, level=2),
+    warmth=Warmth((TASK,), (STANDBY,), ((STANDBY, 5),)),
+)
+"""With the fields that release 0.1 does not know."""
 ASSIGNMENT = Assignment(
     INFO.process,
     (TASK,),
@@ -119,58 +178,85 @@ ASSIGNMENT = Assignment(
     waits="another version",
     standbys=(STANDBY,),
 )
+WARM_ASSIGNMENT = replace(
+    ASSIGNMENT,
+    cluster=Cluster((Member("m-1", WARM.info, (TASK,), (STANDBY,)),), {0: 4}),
+)
+EARLY = MemberState(
+    MemberInfo(INFO.process, INFO.host, None, 2, INFO.transactional_ids),
+    STATE.tasks,
+    STATE.generation,
+    topics=STATE.topics,
+)
+"""The member of version 1 of the group metadata."""
 SOURCES = {0: ["orders"], 1: ["app-by-repartition"]}
 
 
-def _state(version: int) -> MemberState:
-    if version > 1:
-        return STATE
-    early = MemberInfo(INFO.process, INFO.host, None, 2, INFO.transactional_ids)
-    return MemberState(early, STATE.tasks, STATE.generation, topics=STATE.topics)
+def _texts(data: bytes) -> list[bytes]:
+    """Return the text of each of the compressed streams."""
+    texts = []
+    while data:
+        stream = zlib.decompressobj()
+        texts.append(stream.decompress(data))
+        data = stream.unused_data
+    return texts
+
+
+def _parts_of(wrapper: Any, *texts: str) -> dict[str, bytes]:
+    """Return the parts of a message of the group; its texts have these names."""
+    user_data = wrapper.user_data
+    wrapper.user_data = None
+    said = dict(zip(texts, _texts(user_data[3:]), strict=True))
+    return {"wrapper": bytes(wrapper.encode()), "head": user_data[:3]} | said
+
+
+def _message(wrapper: Any, parts: Parts, *texts: str) -> bytes:
+    """Return the message that has these texts of the parts."""
+    wrapper.user_data = parts["head"] + b"".join(
+        zlib.compress(parts[text]) for text in texts
+    )
+    return bytes(wrapper.encode())
 
 
 def _subscription(version: int) -> Parts:
     if version == 1:
         return {}
-    data = codec.encode_subscription(STATE, 5, ["orders"], SOURCES)
-    wrapper = ConsumerProtocolSubscription.decode(data)
-    user_data = wrapper.user_data
-    wrapper.user_data = None
-    return {
-        "wrapper": bytes(wrapper.encode()),
-        "head": user_data[:3],
-        "json": zlib.decompress(user_data[3:]),
-    }
+    first, second = (
+        ConsumerProtocolSubscription.decode(
+            codec.encode_subscription(state, 5, ["orders"], SOURCES)
+        )
+        for state in (STATE, WARM)
+    )
+    return _parts_of(second, "warm json") | _parts_of(first, "json")
 
 
-def _read_subscription(parts: Parts) -> MemberState:
+def _read_subscription(parts: Parts) -> list[MemberState]:
     wrapper = ConsumerProtocolSubscription.decode(parts["wrapper"])
-    wrapper.user_data = parts["head"] + zlib.compress(parts["json"])
-    return codec.decode_subscription(bytes(wrapper.encode()), "m-1")
+    return [
+        codec.decode_subscription(_message(wrapper, parts, text), "m-1")
+        for text in ("json", "warm json")
+        if text in parts
+    ]
 
 
 def _assignment(_: int) -> Parts:
-    data = codec.encode_assignments({"m-1": ASSIGNMENT}, SOURCES)["m-1"]
-    wrapper = ConsumerProtocolAssignment.decode(data)
-    user_data = wrapper.user_data
-    stream = zlib.decompressobj()
-    wrapper.user_data = None
-    return {
-        "wrapper": bytes(wrapper.encode()),
-        "head": user_data[:3],
-        "json": stream.decompress(user_data[3:]),
-        "cluster json": zlib.decompress(stream.unused_data),
-    }
-
-
-def _read_assignment(parts: Parts) -> Assignment:
-    wrapper = ConsumerProtocolAssignment.decode(parts["wrapper"])
-    wrapper.user_data = (
-        parts["head"]
-        + zlib.compress(parts["json"])
-        + zlib.compress(parts["cluster json"])
+    first, second = (
+        ConsumerProtocolAssignment.decode(
+            codec.encode_assignments({"m-1": assignment}, SOURCES)["m-1"]
+        )
+        for assignment in (ASSIGNMENT, WARM_ASSIGNMENT)
     )
-    return codec.decode_assignment(bytes(wrapper.encode()), "m-1")
+    return _parts_of(second, "json", "warm cluster json") | _parts_of(
+        first, "json", "cluster json"
+    )
+
+
+def _read_assignment(parts: Parts) -> list[Assignment]:
+    wrapper = ConsumerProtocolAssignment.decode(parts["wrapper"])
+    return [
+        codec.decode_assignment(_message(wrapper, parts, "json", cluster), "m-1")
+        for cluster in ("cluster json", "warm cluster json")
+    ]
 
 
 KEY = record.CommitKey("app", "orders", 3, HALF, 5, 7)
@@ -293,6 +379,35 @@ CHECKPOINTS = Checkpoints(
 )
 
 HASH = bytes(range(16))
+AGGREGATES: Mapping[str, AggregateFunction] = {
+    "n": count(),
+    "total": sum_("ms"),
+    "average": mean("ms"),
+    "least": min_("ms"),
+    "most": max_("user"),
+    "first": first("user"),
+    "last": last("ms"),
+    "p50": quantile("ms", 0.5),
+    "users": count_distinct("user"),
+    "best": top_("ms", 2),
+    "pairs": top_("ms", 1, of="user"),
+}
+
+
+def _aggregated(
+    functions: Mapping[str, AggregateFunction],
+    values: Iterable[Any],
+) -> tuple[serdes.Serde[Any], Any]:
+    """Return the serde of a table with these aggregates, and its row of the values."""
+    rows = rows_of(functions)
+    fold = rows.folding(functions)
+    row = rows.initial()
+    for value in values:
+        row = fold("key", value, row)
+    return rows.serde, row
+
+
+FEW = ({"ms": 3, "user": "a"}, {"ms": -1.5, "user": "b"})
 VALUES: Mapping[str, tuple[serdes.Serde[Any], Any]] = {
     "versions": (versions_of(serdes.int64), [(1700, 7), (1800, None)]),
     "with headers": (
@@ -300,17 +415,45 @@ VALUES: Mapping[str, tuple[serdes.Serde[Any], Any]] = {
         Headed(7, [("name", b"value"), ("none", None)]),
     ),
     "values of one side of a join": (values_of(serdes.int64), [7, 8]),
+    "a value of one side of a join": (values_of(serdes.int64), [7]),
     "records that wait for the other side": (
         waiting_of(serdes.int64, serdes.text),
         [(1700, 0, 7), (1800, 1, "b")],
     ),
     "subscribers of a row": (SUBSCRIBERS, {b"left": HASH}),
+    "two subscribers of a row": (SUBSCRIBERS, {b"right": HASH, b"left": HASH}),
+    "held update": (
+        held,
+        SuppressedUpdate(1800, 1750, b"new", b"old", [("name", b"value")]),
+    ),
+    "held deletion": (held, SuppressedUpdate(1800, 1750, None, None, None)),
+    "times by id": (times_by_id, {"a": 1700, 7: 1800, 7.5: 1900}),
+    "several aggregates": _aggregated(AGGREGATES, FEW),
+    "several aggregates of a table": _aggregated(
+        {
+            name: function.for_table()
+            for name, function in AGGREGATES.items()
+            if function.for_table().subtracts
+        },
+        FEW,
+    ),
+    "many distinct values": _aggregated(
+        {"users": AGGREGATES["users"]}, ({"user": user} for user in range(300))
+    ),
     "total and count": (totals, (7.5, 3)),
     "window": (
         serdes.windowed(serdes.text, timedelta(milliseconds=10)),
         serdes.windowed(serdes.text, timedelta(milliseconds=10)).deserialize(
             window_key(b"word", 1700)
         ),
+    ),
+    "window by its type": (
+        serdes.windowed_by(serdes.text, TimeWindows(milliseconds=10)),
+        serdes.Windowed("word", 1700, 1710),
+    ),
+    "session": (
+        serdes.session_windowed(serdes.text),
+        serdes.Windowed("word", 1700, 1800),
     ),
 }
 """The values of rows whose form is not that of a serde of the user."""
@@ -322,6 +465,10 @@ MESSAGES: Mapping[str, tuple[serdes.Serde[Any], Any]] = {
     "unsubscription": (SUBSCRIPTION, ForeignKeySubscription(0, None, b"left")),
     "answer": (ANSWERS, Answer(HASH, b"right")),
     "answer without a row": (ANSWERS, Answer(None, None)),
+    "new row of a table": (serdes.changed(serdes.int64), (7, None)),
+    "changed row of a table": (serdes.changed(serdes.int64), (7, 8)),
+    "deleted row of a table": (serdes.changed(serdes.int64), (None, 8)),
+    "there is a value": (PRESENT, True),
 }
 
 
@@ -368,18 +515,23 @@ def _publication(version: int) -> Parts:
         return {}
     with tempfile.TemporaryDirectory() as root:
         snapshot.publish(root, MANIFEST)
+        snapshot.name_savepoint(root, SAVEPOINT, "before-july")
+        snapshot.Lease(root, "app", lambda: 1700, "reader").take(MANIFEST.run)
         folder = Path(root) / "app"
-        kept = folder.rglob(f"{snapshot.PUBLISHED}/*")
-        return {str(file.relative_to(folder)): file.read_bytes() for file in kept}
+        return {
+            f"{named}/{file.name}": file.read_bytes()
+            for named in ("published", "savepoints", "leases")
+            for file in (folder / named).iterdir()
+        }
 
 
-def _read_publication(parts: Parts) -> str | None:
+def _read_publication(parts: Parts) -> tuple[str | None, dict[str, str]]:
     with tempfile.TemporaryDirectory() as root:
         for name, data in parts.items():
             file = Path(root) / "app" / name
             file.parent.mkdir(parents=True)
             file.write_bytes(data)
-        return snapshot.current_run(root, "app")
+        return snapshot.current_run(root, "app"), snapshot.savepoints(root, "app")
 
 
 CLOCK_MARK = Mark(3, 0, 127, 1700)
@@ -401,6 +553,119 @@ MANIFEST = Manifest(
     {"orders": {3: 41}},
     {"orders": {3: 1700}},
 )
+AT = SourcePosition(0, 99, 41, 1700, ((43, 44),), ((77, 1650),))
+SAVEPOINT = replace(
+    MANIFEST,
+    run="saved",
+    kind="savepoint",
+    positions={"orders": {3: (AT,)}},
+    source_ids={"orders": "topic-id"},
+    in_flight=(InFlight("by-city", 0, "saved/by-city/0.records", 1, "cd" * 32),),
+)
+SEALED: Mapping[str, Manifest | Round | Part | SavepointRequest] = {
+    "json": MANIFEST,
+    "savepoint json": SAVEPOINT,
+    "round json": Round("run", 3),
+    "request json": SavepointRequest("saved", 3, 1800),
+    "part json": Part(
+        {"counts": PartStore("id", (SLICE,))},
+        TaskPositions(0, 3, 0, 99, {"orders": (AT,)}, {"orders": "topic-id"}),
+    ),
+}
+IN_FLIGHT = snapshot.InFlightRecord(b"word", None, 1750, [("name", b"value")])
+
+
+def _write_snapshot(_: int) -> Parts:
+    with tempfile.TemporaryDirectory() as root:
+        snapshot.write_in_flight(root, "app", "saved", "by-city", 0, [IN_FLIGHT])
+        records = Path(root, "app", "saved", "by-city", "0.records").read_bytes()
+    return {name: each.to_json() for name, each in SEALED.items()} | {
+        "records": records
+    }
+
+
+def _read_snapshot(parts: Parts) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as root:
+        told = snapshot.write_in_flight(root, "app", "saved", "by-city", 0, [])
+        data = parts["records"]
+        Path(root, "app", told.name).write_bytes(data)
+        told = replace(told, sha256=hashlib.sha256(data).hexdigest())
+        records = snapshot.read_in_flight(root, "app", told)
+    return {name: each.from_json(parts[name]) for name, each in SEALED.items()} | {
+        "records": records
+    }
+
+
+FAILURE = Failure(
+    "processing",
+    "KSTREAM-MAP-0000000001",
+    KeyError("x"),
+    TopicPartition("orders", 3),
+    41,
+    b"word",
+    b"7",
+    1750,
+    [("name", b"value")],
+)
+TURNS = (Turn(Wanted(), 0), Turn(Wanted("node", "processing"), 41))
+
+
+def _write_letter(_: int) -> Parts:
+    headers = dead_letter_headers(TASK, FAILURE)
+    return {name: data or b"" for name, data in headers} | {
+        "replayed": metadata_of(TURNS).encode()
+    }
+
+
+def _read_letter(parts: Parts) -> tuple[Any, ...]:
+    headers: Headers = [
+        (name, data) for name, data in parts.items() if name != "replayed"
+    ]
+    where = TopicPartition("dead", 0)
+    letter = dead_letter(where, 5, 1750, FAILURE.key, FAILURE.value, headers)
+    return letter.headers, letter.why, turns_of(parts["replayed"].decode())
+
+
+WHY = {
+    "exception": "KeyError",
+    "message": "'x'",
+    "stacktrace": "KeyError: 'x'\n",
+    "phase": "processing",
+    "node": FAILURE.node,
+    "topic": "orders",
+    "partition": "3",
+    "task": str(TASK),
+    "offset": "41",
+}
+
+POLICY = {"accept.individual.commit": "", "accept.range.fetch": "orders"}
+"""The settings that are set to false, with their topics."""
+
+
+def _write_policy(_: int) -> Parts:
+    cluster = MemoryLog()
+    cluster.create_topics([TopicSpec("orders", 4)])
+    with closing(PolicyTopic(cluster)) as policy:
+        for name, topic in POLICY.items():
+            policy.set(name, value=False, topic=topic or None)
+    (batch,) = remainder(cluster, {TopicPartition(TOPIC, 0): 0}, SYSTEM)
+    keys = zip(POLICY, batch.columns.keys, strict=True)
+    values = zip(POLICY, batch.columns.values, strict=True)
+    return {name: key or b"" for name, key in keys} | {
+        f"value of {name}": value or b"" for name, value in values
+    }
+
+
+def _read_policy(parts: Parts) -> Mapping[tuple[str, str], bool]:
+    cluster = MemoryLog()
+    cluster.create_topics([topic_spec()])
+    with closing(cluster.writer()) as writer:
+        for name in POLICY:
+            value = parts[f"value of {name}"]
+            writer.append(TOPIC, [parts[name]], [value], [1750], partitions=0)
+        writer.flush(1.0)
+    with closing(PolicyTopic(cluster)) as policy:
+        return policy.read().values
 
 
 def program() -> Topology:
@@ -452,13 +717,29 @@ def _hashes(_: int) -> Parts:
         "topic number": record.topic_number("topic-id"),
         "operator": store_id("counts"),
         "second operator of a store": store_id("counts", 1),
+        "record without a key": offset_hash(41),
+        "topic in a task id of a consumer": group_assignment.topic_number("orders"),
+        "distinct text": value_hash("a"),
+        "distinct number": value_hash(7),
     }
-    return {name: b"%d" % number for name, number in numbers.items()}
+    texts = {
+        "subscriber of a row": subscriber_key(b"", b"left"),
+        "left row of a foreign-key join": hash_of(b"left") or b"",
+    }
+    return {name: b"%d" % number for name, number in numbers.items()} | texts
 
 
 SAMPLES: Mapping[str, Sample] = {
-    "group metadata": Sample(_subscription, _read_subscription, _state),
-    "assignment": Sample(_assignment, _read_assignment, lambda _: ASSIGNMENT),
+    "group metadata": Sample(
+        _subscription,
+        _read_subscription,
+        lambda version: [STATE, WARM] if version > 1 else [EARLY],
+    ),
+    "assignment": Sample(
+        _assignment,
+        _read_assignment,
+        lambda _: [ASSIGNMENT, WARM_ASSIGNMENT],
+    ),
     "commit key": Sample(
         lambda _: {"key": record.encode_key(KEY)},
         lambda parts: record.decode_key(parts["key"]),
@@ -512,14 +793,17 @@ SAMPLES: Mapping[str, Sample] = {
         lambda _: ([1800], None),
     ),
     "snapshot manifest": Sample(
-        lambda _: {"json": MANIFEST.to_json()},
-        lambda parts: Manifest.from_json(parts["json"]),
-        lambda _: MANIFEST,
+        _write_snapshot,
+        _read_snapshot,
+        lambda _: {**SEALED, "records": [IN_FLIGHT]},
     ),
     "snapshot publication": Sample(
         _publication,
         _read_publication,
-        lambda _: MANIFEST.run,
+        lambda version: (
+            MANIFEST.run,
+            {"before-july": SAVEPOINT.run} if version > 1 else {},
+        ),
     ),
     "topology record": Sample(
         _record_of,
@@ -534,6 +818,21 @@ SAMPLES: Mapping[str, Sample] = {
         len,
         lambda _: len(program().subtopologies),
     ),
-    "hashes": Sample(_hashes, len, lambda _: 6),
+    "dead letter": Sample(
+        _write_letter,
+        _read_letter,
+        lambda _: (FAILURE.headers, WHY, TURNS),
+    ),
+    "policy": Sample(
+        _write_policy,
+        _read_policy,
+        lambda _: {(topic, name): False for name, topic in POLICY.items()},
+    ),
+    "positions of a sink": Sample(
+        lambda _: {"table": postgres.TABLE_OF_POSITIONS.encode()},
+        len,
+        lambda _: 1,
+    ),
+    "hashes": Sample(_hashes, len, lambda _: 12),
 }
 """The sample of each format, by its name in `format_table`."""

@@ -42,7 +42,7 @@ Times = dict[str | int | float, int]
 
 _PREFIX = "KSTREAM-DISTINCT-"
 _CURE = "the operator that changed them"
-_times: Serde[Times] = Serde(
+times_by_id: Serde[Times] = Serde(
     "times by id",
     msgspec.msgpack.Encoder().encode,
     msgspec.msgpack.Decoder(Times).decode,
@@ -73,7 +73,7 @@ def distinct(
         seen = kept(value=serdes.int64, ttl=timedelta(milliseconds=2 * within_ms))
         make: Callable[[], _First] = partial(_First, store_name, within_ms)
     else:
-        seen = kept(value=_times, ttl=timedelta(milliseconds=4 * within_ms))
+        seen = kept(value=times_by_id, ttl=timedelta(milliseconds=4 * within_ms))
         make = partial(_FirstOfId, store_name, within_ms, id_of)
     return process(flow, make, [seen], name, by_key=True, fixed_key=True)
 
