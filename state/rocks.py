@@ -387,6 +387,7 @@ class Rocks:
         start: bytes,
         end: bytes | None,
     ) -> None:
+        """Add to a batch the deletion of the keys of a family with start <= key < end."""
         column = self._columns[family]
         if start < (_BEYOND if end is None else end):
             batch.delete_range(
@@ -408,6 +409,9 @@ class Rocks:
         end: bytes | None,
         reverse: bool,
     ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows of a range. `cursor`: has the iterator, which `close` may take
+        away.
+        """
         # In chunks: between them only the cursor holds the iterator, so that `close`
         # can take it away.
         for size in chain((2, 8, 32), repeat(256)):

@@ -187,6 +187,7 @@ class KeyRangeView:
         *,
         reverse: bool,
     ) -> Iterator[StoredRow]:
+        """Return the visible rows with start <= stored key < end."""
         rows = self._database.scan(
             self.spec.name,
             self._groups,

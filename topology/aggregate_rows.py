@@ -150,7 +150,9 @@ def _slots(functions: Named) -> dict[str, list[str]]:
 
 
 def _all(slots: Mapping[str, Sequence[str]], prefix: str = "") -> str:
-    """Return the code of a row of all states, as a tuple."""
+    """Return the code of a tuple of the states of all aggregates. `slots`: the
+    variables of each; `prefix`: what stands in front of each variable.
+    """
     return f"({''.join(f'{prefix}{slot}, ' for slot in chain(*slots.values()))})"
 
 
@@ -239,7 +241,9 @@ def _arguments(source: _Source, named: Named) -> dict[str, list[str]]:
 
 
 def _computed(source: _Source, functions: Mapping[str, Any]) -> None:
-    """Generate the code that computes the arguments."""
+    """Generate the code that computes arguments. `functions`: what computes each, by
+    its variable.
+    """
     calls = {}
     parts = {}
     for variable, argument in functions.items():
@@ -264,8 +268,8 @@ def _checked(
     variable: str,
     checks: dict[str, str],
 ) -> str:
-    """Return the variable of an argument as a number, and note the line that checks
-    it.
+    """Return the variable that has an argument of an aggregate as a number, and add the
+    line that sets it to `checks`.
     """
     kind = "finite" if function.finite else "number"
     checked = f"{kind}_{variable}"

@@ -700,8 +700,8 @@ def _ordered(
     where: str,
     before: Scalar,
 ) -> Scalar:
-    """Return a value that a row can keep, or what it keeps so far if the value is NaN,
-    which has no place in an order.
+    """Return a value in the form in which a row keeps it; `before`, which the row has,
+    if it is NaN, which has no place in an order. `where`: the aggregate, for an error.
     """
     return plain_of(value, where) if value == value else before
 
@@ -761,7 +761,9 @@ def _placed(
     n: int,
     by: Callable[[Any], Any],
 ) -> tuple[Any, ...]:
-    """Return the `n` largest with a new one, which comes behind its equals."""
+    """Return the `n` largest of `top`, which descends by `by`, and a new one, which
+    comes behind its equals.
+    """
     at = bisect_left(top, True, key=lambda one: by(one) < by(new))
     return (*top[:at], new, *top[at:])[:n]
 

@@ -378,7 +378,9 @@ class Spread:
         low: int,
         rank: int,
     ) -> float:
-        """Return the middle of the bucket that has the number of this rank, from 0."""
+        """Return the middle of the bucket that has the number of this rank, from 0.
+        `counts`: of the buckets from the number `low` on.
+        """
         at = bisect_right(list(accumulate(counts)), rank)
         exponent, part = divmod(low + at - self.parts, self.parts)
         return math.ldexp((part + 0.5) / self.parts + 1.0, exponent - 1)

@@ -180,7 +180,9 @@ def _append_commits(
     topic_id: str,
     text: str,
 ) -> None:
-    """Append an individual commit for each segment."""
+    """Append an individual commit for each segment: `key` with the segment's range.
+    `text`: the user's metadata.
+    """
     # The form of a consumer's commit: an application takes the id from either form, a
     # consumer from its own.
     metadata = consumer_metadata(topic_id, text) if topic_id else text
@@ -230,8 +232,8 @@ def _void(
     coordinator: GroupAdmin,
     follower: Follower,
 ) -> dict[TopicPartition, tuple[int, str]]:
-    """Return the offsets and metadata that make the fences in other partitions of the
-    commit topic void.
+    """Return the plain offsets that fences of the group have left in other partitions
+    of the commit topic, each with metadata that make it void.
     """
     rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
     return {

@@ -153,7 +153,12 @@ class Savepoints:
         tasks: Sequence[tuple[int, int]],
         give_up: float,
     ) -> list[Part]:
-        """Return parts that tile all partitions, once they have come."""
+        """Return parts of a run that tile each of these partitions, once they have
+        come.
+
+        Raises:
+            SnapshotError: they have not come by `give_up`.
+        """
         while True:
             for name in self._storage.names(f"{self._application}/{run}/{PARTS}"):
                 if name not in self._parts and (data := self._storage.read(name)):

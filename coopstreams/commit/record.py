@@ -427,7 +427,7 @@ def encode_value(value: CommitValue) -> bytes:
 
 
 def _put_ahead(out: bytearray, segment: Segment) -> None:
-    """Append what is done above the position in the order of births."""
+    """Append `segment.ahead`, or that there is none."""
     if segment.ahead is None:
         _uvar(out, 0)
         return
@@ -499,6 +499,9 @@ def _read_said(
     at: int,
     key_range: KeyRange,
 ) -> tuple[tuple[Segment, ...], str]:
+    """Return the segments and the metadata in the bytes of a value from `at` on.
+    `key_range`: that of its key.
+    """
     count, at = read_varint(data, at)
     start = key_range.start
     segments = []
@@ -529,6 +532,9 @@ def _read_segment(
     at: int,
     key_range: KeyRange,
 ) -> tuple[Segment, int]:
+    """Return the segment of a key range at `at`, without operator times, and the place
+    behind it.
+    """
     position, at = read_varint(data, at)
     if position > _MOST_OFFSET:
         raise ValueError(f"{position} is no offset")

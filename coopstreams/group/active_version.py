@@ -199,6 +199,9 @@ def _why(
     able: int,
     members: int,
 ) -> str:
+    """Return why a member gets no tasks whose topology is `mine`, while the group runs
+    `active`, as `able` of its members can.
+    """
     here, there = (
         short(tuple(part.fingerprint for part in topology))
         for topology in (mine, active)
@@ -210,6 +213,7 @@ def _why(
 
 
 def _difference(mine: tuple[Runs, ...], active: tuple[Runs, ...]) -> str:
+    """Return how two versions differ, in words."""
     if len(mine) != len(active):
         return f"{len(mine)} sub-topologies, not {len(active)}"
     if sorted(part.fingerprint for part in mine) == sorted(

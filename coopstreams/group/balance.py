@@ -105,7 +105,7 @@ def _free(
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
     """Return the slot count of each partition. A partition has one slot more if that
-    keeps the most hashes in place.
+    keeps the most hashes with the members that hold them (`held`).
     """
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
@@ -269,8 +269,9 @@ def _awaited(
     quota: Mapping[str, int],
     standbys: _Held,
 ) -> frozenset[Cell]:
-    """Return the cells of which members have standbys that take more cells than they
-    hold.
+    """Return the cells that overlap a standby of a member that gets more cells than it
+    keeps. `cells`: of each partition; `kept`: those that members keep; `quota`: how
+    many each gets.
     """
     takers = [
         member for member in standbys if len(kept.get(member, ())) < quota[member]
@@ -325,7 +326,12 @@ def _fill(
     counts: list[int],
     stale: Stale,
 ) -> dict[int, dict[str, int]]:
-    """Return how many free cells of each partition each member gets."""
+    """Return how many free cells of each partition each member gets.
+
+    `need`: how many each member lacks, used up here. `free`: by partition. `balanced`:
+    the cells that members have already. `held`: the ranges of which they have rows;
+    `stale`: how old these are. `counts`: the slots of each partition.
+    """
     wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
     room = {partition: len(cells) for partition, cells in free.items() if cells}
 
@@ -449,7 +455,7 @@ def _swap(
     overlaps: Mapping[tuple[Cell, str], int],
 ) -> bool:
     """Swap the owners of two cells if more hashes stay in place; return whether they
-    were swapped.
+    were swapped. `overlaps`: how many hashes of a cell a member holds.
     """
     mine = owners[a] or ""
     other = owners[b] or ""

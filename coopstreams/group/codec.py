@@ -390,7 +390,12 @@ def _unpack(
     who: str,
     versions: Collection[bytes],
 ) -> tuple[_T, bytes]:
-    """Return the decoded value, and the bytes that follow it."""
+    """Return what the user data of the member `who` encode, and the bytes behind it.
+    `versions`: those that can be read.
+
+    Raises:
+        GroupError: the data are not ours, or of another version.
+    """
     if not data or not data.startswith(_MAGIC):
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
     if data[2:3] not in versions:

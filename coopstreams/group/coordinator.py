@@ -2,6 +2,8 @@
 coordinator, all on the connection's I/O thread.
 
 Invariant: the hooks learn of a lost membership before a new one can begin.
+Relies on: `coordinator_interface` (what is promised), `kafka_member` (the state machine),
+`connection` (requests), `group_requests` (which refusals are final).
 Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only,
 heartbeats on the user's loop), one connection for joins and commits (a broker answers
 one request after the other, and a join may wait for seconds).
@@ -142,6 +144,7 @@ class GroupCoordinator:
 
     @property
     def _joined(self) -> Member | None:
+        """The member, while it is in the group; else None."""
         member = self._member
         return (
             None
@@ -300,6 +303,7 @@ class GroupCoordinator:
             await self._await_removal(self._instance)
 
     async def _remove(self, predecessor: str) -> None:
+        """Have the group remove a member that is dead, by its id."""
         try:
             await self._connection.ask(
                 group_requests.leave_group(self._group, predecessor),
@@ -396,6 +400,7 @@ class GroupCoordinator:
                 member.look_for_another("another broker is the coordinator now")
 
     async def _end(self, leave: bool) -> None:
+        """Stop the heartbeats, and leave the group if asked."""
         if self._member is not None:
             await self._member.stop_heartbeats()
         if leave:
@@ -437,12 +442,16 @@ class GroupCoordinator:
         self.problem = problem
 
     def _moved(self) -> None:
+        """Have the group's coordinator be looked for again."""
         if self._member is not None:
             self._member.look_for_another(
                 "it does not answer, or says that it is another"
             )
 
     def _refusal(self, error: errors.KafkaError) -> GroupError | None:
+        """Return the error with which the membership ends for good; None: a later
+        attempt may succeed.
+        """
         if (
             self._member is not None
             and self._connection.login.by_token

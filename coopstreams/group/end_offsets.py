@@ -117,6 +117,9 @@ class Ends:
         partitions: frozenset[TopicPartition],
         give_up: float,
     ) -> EndsAnswer:
+        """Return the ends of partitions that are certain by `give_up`, and why others
+        are not.
+        """
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
 
@@ -139,7 +142,9 @@ class Ends:
         give_up: float,
         enough: Callable[[Mapping[int, Views]], bool],
     ) -> dict[int, Views]:
-        """Return the views of the brokers that have answered, once they are `enough`."""
+        """Return what the brokers that have answered know of these topics, once
+        `enough` says that it suffices.
+        """
         asked = {
             broker: end_requests.find_views(topics)
             for broker in self._connection.brokers()
@@ -175,8 +180,8 @@ class Ends:
         chosen: Mapping[TopicPartition, Choice],
         give_up: float,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
-        """Return the ends that the leaders report, and the reasons why other ends are
-        not known.
+        """Return the ends that the leaders report that were chosen, and why other ends
+        are not known.
         """
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for at, choice in chosen.items():

@@ -218,6 +218,7 @@ class Transactions:
         topics: Collection[str],
         give_up: float,
     ) -> frozenset[TopicPartition]:
+        """Settle before a take-over: see `settle_topics`."""
         skips = await self._may_skip(transactional_id, give_up)
         if await self._told(transactional_id, give_up) is None:
             return frozenset()
@@ -236,6 +237,7 @@ class Transactions:
         topics: Collection[str],
         give_up: float,
     ) -> None:
+        """End hanging transactions of unused ids: see `settle_dead`."""
         leaders = await self._leaders(topics, give_up)
         ids = dict[int, str]()
         for broker in sorted(leaders.brokers):
@@ -293,6 +295,7 @@ class Transactions:
         transactional_id: str,
         give_up: float,
     ) -> frozenset[TopicPartition] | None:
+        """Return the partitions of the open transaction: see `open_partitions`."""
         told = (
             await self._told(transactional_id, give_up)
             if await self._may_skip(transactional_id, give_up)
@@ -323,6 +326,9 @@ class Transactions:
         transactional_id: str,
         give_up: float,
     ) -> TransactionDescription | None:
+        """Return what the coordinator says of a transactional id; None: it does not
+        know it.
+        """
         return await self._ask_coordinator(
             transactional_id,
             transaction_requests.describe_transaction(transactional_id),

@@ -18,6 +18,8 @@ may handle an old request to join after a newer one (they came by two connection
 begin a generation with the old claim. It answers only the request that it handled last.
 So this member gets no answer from a generation that began with the old claim, and voids
 the tasks it holds when it has missed a generation.
+Relies on: `membership` (who calls, under its lock), `claims` (what the leader makes of a
+claim).
 Turned down: releasing revoked tasks at once, as consumers may: the next owner would
 open them beside our open transaction.
 """

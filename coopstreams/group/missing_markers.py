@@ -141,6 +141,9 @@ def refusal(
 ) -> str:
     """Return the message about a hanging transaction that this process may not end: the
     problem, the danger, and the cure.
+
+    `told`: what the coordinator says of it. `missing`: the partitions that lack its
+    marker. `open_`: what they have open. `why`: why this process may not.
     """
     starts = {
         at: min(one.start_offset for one in open_[at] if one.producer == told.producer)

@@ -124,8 +124,8 @@ def _why_not(
     answered: Collection[int],
     min_isr: int,
 ) -> str:
-    """Return why the leader of the newest views must not be asked yet; empty: it may
-    be.
+    """Return why the leader of the `newest` views, those of the highest leader epoch,
+    must not be asked yet; empty: it may be. `answered`: the brokers that have answered.
     """
     if len({view.topic_id for view in views}) > 1:
         return "the brokers do not agree which topic of that name it is"

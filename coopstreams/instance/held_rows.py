@@ -82,6 +82,9 @@ class HeldRows:
         )
 
     def _is_heavy(self, task: TaskId, before: bool | None) -> bool | None:
+        """Return whether a task has more changelog records than are acceptable.
+        `before`: the last answer, for a database that is not open.
+        """
         database = self._databases.borrow(task)
         if database is None:  # it was closed meanwhile
             return before

@@ -165,6 +165,7 @@ def _reason(
     resolved: ResolvedTopology,
     policy: Policy,
 ) -> str:
+    """Return why a sub-topology must not be divided, in words; empty: it may be."""
     if forbidden := policy.forbids_ranges(part.topics):
         return forbidden
     if stores := resolved.before_windows.get(part.id):

@@ -142,11 +142,14 @@ class StreamThreads:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
+        """Free the number of a thread. The caller holds the lock."""
         for numbers in (self._leaving, self._numbers, self._known):
             numbers.discard(number)
 
     def replace(self, number: int, rests_s: float) -> StreamThread:
-        """Start the successor of a dead thread; return the dead one."""
+        """Start the successor of a dead thread, which first rests for `rests_s`; return
+        the dead one.
+        """
         with self._lock:  # it is paused as the dead one is
             dead = self._threads[number]
             successor = self._threads[number] = dead.successor(rests_s)
@@ -196,6 +199,7 @@ class StreamThreads:
             thread.look()
 
     def _pause_as_all(self, thread: StreamThread) -> None:
+        """Pause a new thread if the others are paused."""
         with self._lock:
             thread.pause(self._paused)
 

@@ -149,6 +149,9 @@ class Lags:
         ends: Mapping[TopicPartition, int],
         now: float,
     ) -> None:
+        """Tell the stall detector and the metrics how far the running tasks are.
+        `figures`: what they publish; `ends`: those of their sources.
+        """
         states = self._watched.standing().states
         for id_, task in tasks.items():
             if states.get(id_) is not State.RUNNING:

@@ -138,7 +138,9 @@ class CompactedRows:
         key: bytes,
         offset: int,
     ) -> bool:
-        """Return whether the row that the key of a waiting record had may be missing."""
+        """Return whether the row that a key had may be missing. `offset`: that of the
+        record of the key that waits.
+        """
         if group not in self._intervals:
             return False
         start, stop = self._intervals[group]
@@ -152,6 +154,9 @@ class CompactedRows:
         group: int,
         batches: Sequence[RecordBatch],
     ) -> None:
+        """Look for an offset without a record in a group's interval, from `position`
+        on; `lost` then has it. `waits`: the offset of the record whose key has no row.
+        """
         start, stop = self._intervals[group]
         hole = self.position
         for batch in batches:

@@ -10,7 +10,10 @@ without an offset of a source triggers a check of the whole application.
 
 Invariant: ends of internal topics and individual commits are read before offsets, so an
 application that is just beginning on another instance never counts as one that lost its
-offsets. Turned down: looking at the local state (it may be gone while the changelog
+offsets.
+Relies on: `commit/view.py` (`begins`, `anew`), `commit/record.py` (whose metadata a plain
+offset has), `preflight.last_version` (what is new).
+Turned down: looking at the local state (it may be gone while the changelog
 exists, and the other way round).
 """
 
@@ -267,6 +270,9 @@ class PositionCheck:
             )
 
     def _of_others(self) -> ConfigError:
+        """Return the error for offsets that another application has committed in this
+        group.
+        """
         resolved = self.resolved()
         every = {
             source
@@ -301,6 +307,9 @@ class PositionCheck:
         ]
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
+        """Return the error for sources whose positions are gone. `what`: how that
+        shows.
+        """
         return ConfigError(
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
             "instance ran (offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its "

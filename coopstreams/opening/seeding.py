@@ -13,7 +13,10 @@ by the transactional id, and then looks whether there are positions: so either i
 them, or the first one never writes them, nor any row more. The offsets of the snapshot
 are those behind the seeder's own rows: no task has written below them.
 Invariant: nothing is written over state: changelogs with records that this seeding has not
-written are refused. Turned down: tasks that read another application's changelogs (it
+written are refused.
+Relies on: `admin/savepoint.py` (what is in one), `state/snapshot.py`, `commit.record` and
+`commit.view` (which commit counts).
+Turned down: tasks that read another application's changelogs (it
 compacts them, deletes its windows there, and may be deleted), and one seeder elected by
 the group (members have tasks at once).
 """
@@ -201,7 +204,9 @@ class Seeding:
         manifest: Manifest,
         of: InFlight,
     ) -> None:
-        """Write the records of a repartition partition that were not done."""
+        """Write the records that were not done in a partition of a repartition topic
+        (`of`).
+        """
         records = snapshot.read_in_flight(self._url, manifest.application, of)
         if records:
             writer.append(
@@ -218,6 +223,9 @@ class Seeding:
         Storage(self._url).delete(f"{self._application}/{SEEDING}")
 
     def _writer(self) -> Writer:
+        """Return the writer of all seeders of this application: it fences the one
+        before.
+        """
         changelogs = {each.topic for each in self._changelogs.values()}
         topics = frozenset({*changelogs, *self._source_topics, COMMIT_TOPIC})
         return self._log.writer(f"{self._application}-savepoint", lambda: topics)
@@ -261,6 +269,9 @@ class Seeding:
         self._check_empty(manifest, name)
 
     def _check_empty(self, manifest: Manifest, name: str) -> None:
+        """Check that nobody but seeders from this savepoint has written records, and
+        note that this one is about to.
+        """
         storage = Storage(self._url)
         at = f"{self._application}/{SEEDING}"
         counts = {each.topic: each.partitions for each in self._changelogs.values()}
@@ -321,7 +332,9 @@ class Seeding:
         spec: StoreSpec,
         slices: Sequence[Slice],
     ) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield the changelog records of the rows of a store and partition."""
+        """Yield the changelog records (key, value, timestamp) of the rows in slices of
+        a store, which are fetched into a temporary database.
+        """
         storage = Storage(self._url)
         with tempfile.TemporaryDirectory(prefix="coopstreams-savepoint-") as at:
             folder = Path(at)

@@ -154,6 +154,11 @@ class SinkOpenings:
         source: TopicPartition,
         progress: Progress,
     ) -> SinkSession:
+        """Open a session once, and check that the sink is not behind the group.
+
+        Raises:
+            ConfigError: it is; the message has the cure.
+        """
         at = progress.position(source).offset
         partition = SinkPartition(
             self._application,

@@ -301,6 +301,10 @@ class LastVersion:
         may_act: Callable[[], bool],
         level: int,
     ) -> None:
+        """Log what changes with this version, and write its record; take it back if
+        this process may have been removed meanwhile. `last`: the version before, None:
+        none; `may_act`: whether this process surely is a member.
+        """
         for change in () if last is None else changes(last, mine):
             if change.verdict in (Verdict.EMPTY, Verdict.ORPHANED):
                 log.warning(

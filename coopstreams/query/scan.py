@@ -82,8 +82,8 @@ def _sought(
     query: Query,
     last: bytes | None,
 ) -> Iterator[StoredRow]:
-    """Return the rows within the bounds from the cursor on. The cursor's own key is
-    included, because another partition may have it.
+    """Return the rows from the cursor on, up to the stored key `last` (None: to the
+    end). The cursor's own key is included, because another partition may have it.
     """
     first = query.first
     if query.after is not None:
@@ -101,6 +101,7 @@ def _timed_rows(
     query: Query,
     times: int,
 ) -> Iterator[StoredRow]:
+    """Return the rows of a store whose stored keys end with this many bytes of times."""
     if query.last is None:
         return (
             row
@@ -131,7 +132,7 @@ def _stragglers(
     latest: bytes,
 ) -> Iterator[StoredRow]:
     """Yield the rows whose stored keys are above `bound` though their keys are at most
-    `last`. Their keys are prefixes of `last`.
+    `last`. Their keys are prefixes of `last`. `latest`: the bytes of the latest time.
     """
     for length in range(len(last)):
         # A row of this key lies above the bound if its time does above what follows the

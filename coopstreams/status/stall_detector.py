@@ -434,7 +434,9 @@ def _asked(
     detector: StallDetector,
     now: float,
 ) -> str:
-    """Return why the answer to a request may still come; empty: it should have come."""
+    """Return why the answer to a request may still come; empty: it should have come.
+    `asked_at`: when it was sent; `answer_s`: for how long its client waits.
+    """
     if now - asked_at <= answer_s:
         return "the brokers have not answered yet"
     away_s = now - detector.away_at

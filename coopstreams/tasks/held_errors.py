@@ -54,7 +54,8 @@ class Doubts:
 
     def hold(self, failure: Failed, now: float) -> DoubtedFailure:
         """Hold an error under the epoch that it names, or under the present epoch if it
-        names none; return what is held.
+        names none; return what is held. `now`: when the group was asked to confirm this
+        member.
         """
         held = DoubtedFailure(
             failure,

@@ -168,6 +168,7 @@ class Tallies:
         failure: Failure,
         answer: Answer,
     ) -> None:
+        """Keep a failure for the status."""
         self._latest.append(
             FailureStatus(
                 at=self._host.wall_ms(),
@@ -202,6 +203,9 @@ class Tallies:
             self._seen.pop(id(task), None)
 
     def _add(self, task: Counting, now: Counts) -> None:
+        """Add what a task has done since the last call to the metrics. `now`: its
+        counts.
+        """
         if task.tally.closed:
             return  # the watcher may be a moment behind
         before = self._seen.get(id(task), (task, Counts()))[1]

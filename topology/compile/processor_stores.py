@@ -4,6 +4,8 @@ its task.
 Invariant: a change becomes durable with the next commit, or is discarded if there is
 none. Turned down: copying values (each `get` would cost a deserialisation). `get`
 returns the store's own object: do not mutate it, `put` a new one.
+Relies on: `stores.TableStore`, of which `state/table.py`, `state/window_table.py` and
+`state/expiring_table.py` are the tables; `row_versions`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ function each; this module and the other `attach_…` modules decide what a call
 
 Invariant: an operator with a store sees each key on one partition and in one key range
 only, and with the same bytes as every other operator.
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
 """
 
 from __future__ import annotations

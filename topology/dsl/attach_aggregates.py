@@ -3,6 +3,8 @@
 
 Invariant: a store has the serdes with which it is written, and keeps windows at least
 as long as they take records.
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ wait for a match: `values_of` and `waiting_of` are their serdes.
 
 Invariant: both sides of a join have equal keys on equal partitions and in equal key
 ranges, with the same bytes.
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ def joined(
 
 
 def _check_table_options(join: StreamJoin, table: TableFlow) -> None:
+    """Raise an error for an option that a join with a table does not take."""
     where = f"{join.method} with {table.flow.node}"
     if join.on is not None:
         raise TopologyError(
@@ -193,6 +196,9 @@ def _held(
     name: str | None,
     where: str,
 ) -> Callable[..., BufferedJoin]:
+    """Return what makes the node of a join with a grace: with the store of the records
+    that wait. `node`: its other fields.
+    """
     history_ms = table.store.history_ms
     if history_ms is None:
         raise TopologyError(
@@ -711,7 +717,9 @@ def _name(
     name: str | None,
     part: str,
 ) -> str:
-    """Return the name of a topic or store of the join, as in Kafka Streams."""
+    """Return the name of a topic or store of a foreign-key join, as in Kafka Streams.
+    `name`: the user's; `part`: `registration`, `response` or `store`.
+    """
     if name is not None:
         return f"{check_name(name, 'the node name')}-subscription-{part}{'' if part == 'store' else '-topic'}"
     word = "STATE-STORE" if part == "store" else part.upper()
@@ -725,8 +733,8 @@ def _through(
     key: Serde[Any],
     value: Serde[Any],
 ) -> str:
-    """Send the records of a node through a topic; return the name of the topic's
-    source.
+    """Send the records of a flow through an internal topic; return the name of the node
+    that reads it.
     """
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):

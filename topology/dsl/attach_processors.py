@@ -1,4 +1,8 @@
-"""Attaches processors, with their own stores and those of other nodes."""
+"""Attaches processors, with their own stores and those of other nodes.
+
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ Invariant: the window of a row, and when it closes, are those of the aggregation
 upstream; views do not change them.
 Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`,
 `KTableSource`, `KTableFilter`, `KTableKTableAbstractJoin`.
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
 """
 
 from __future__ import annotations

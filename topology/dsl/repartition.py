@@ -8,6 +8,8 @@ records reuses it.
 Invariant: after a repartition the flow is not `rekeyed`, unless the user's partitioner
 chose the partitions. Turned down: a topic for each operator (Kafka Streams without
 `merge.repartition.topics`): the same bytes would travel twice.
+Relies on: `naming`: each name that is taken is a number, and the order in which they are
+taken here is Kafka Streams'. Another order renames stores and topics.
 """
 
 from __future__ import annotations

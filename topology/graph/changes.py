@@ -14,7 +14,10 @@ A store whose rows are made from a mixed store, directly or through repartition 
 is mixed as well.
 
 Invariant: a topology followed by itself keeps everything. Functions may change: only
-their author knows whether the old state fits the new functions. Turned down: matching
+their author knows whether the old state fits the new functions.
+Relies on: `outline` (what is compared), `compatibility/schema_comparison.py`; what is
+refused, `preflight.last_version` refuses.
+Turned down: matching
 operators (nothing but names tells that two programs have the same operator).
 """
 
@@ -159,6 +162,9 @@ def _weighed(
     change: TopologyChange,
     holds: Callable[[TopologyChange], bool],
 ) -> TopologyChange:
+    """Return a change as it is if topics without records do not count. `holds`: returns
+    whether the topic of a change has records.
+    """
     if change.topic is None or (
         change.verdict.severity < 2 and change.verdict is not Verdict.EMPTY
     ):
@@ -307,6 +313,7 @@ def _kept_store(
     was: Store,
     causes: Mapping[str, frozenset[str]],
 ) -> TopologyChange:
+    """Return the effect on a store that both versions have. `causes`: see `_causes`."""
     now = new.stores[was.name]
     another = _another(new, was.name, causes)
     found = next(_misfits(old, new, was, now, another), None) or _restored(
@@ -624,6 +631,9 @@ def _gone_store(
     new: Outline,
     renamed: dict[str, str],
 ) -> TopologyChange:
+    """Return the effect on a store that the new version does not have by this name.
+    `renamed`: the new names of stores that have other names now.
+    """
     now = renamed.get(was.name)
     if now is None:
         left = f"; {was.changelog} stays until you delete it" if was.changelog else ""
@@ -664,6 +674,7 @@ def _new_store(
     new: Outline,
     now: Store,
 ) -> TopologyChange:
+    """Return the effect of a store that the old version did not have."""
     effect = partial(TopologyChange, "store", now.name)
     changelog = changelog_topic(new.application_id, now.name)
     topic = changelog if now.changelog == changelog else None
@@ -689,6 +700,9 @@ def _repartition(
     was: RepartitionOutline,
     renamed: dict[str, str],
 ) -> TopologyChange:
+    """Return the effect on a repartition topic of the old version. `renamed`: see
+    `_gone_store`.
+    """
     effect = partial(TopologyChange, "repartition topic", was.name)
     now = new.repartitions.get(was.name)
     drain = "let the old version process its records before it stops (stop the producers first)"
@@ -767,6 +781,7 @@ def _still_fed(
 
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
+    """Yield the effect on the position in each source topic of either version."""
     effect = partial(TopologyChange, "position")
     for topic in sorted(old.sources):
         if topic in new.sources and (topic in old.unordered) != (

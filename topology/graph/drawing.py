@@ -238,7 +238,9 @@ def _edges_between(
 
 
 def _corners(whole: Placed, framed: Mapping[str, Placed]) -> dict[str, Point]:
-    """Return the upper left corner of the inside of each frame."""
+    """Return the upper left corner of the inside of each frame. `whole`: where the
+    frames are; `framed`: what is in each.
+    """
     corners: dict[str, Point] = {}
     for block, inside in framed.items():
         x, y = whole.centres[block]
@@ -323,6 +325,7 @@ def _box(
     content: _Content,
     centre: Point,
 ) -> Box:
+    """Return a box with this content around a centre."""
     width, height = content.size
     x = centre[0] - width / 2
     y = centre[1] - height / 2
@@ -439,6 +442,9 @@ def _lines(
     node: Node,
     made: set[str],
 ) -> Iterator[Line]:
+    """Yield the lines about stores in a node's box. `made`: the stores that nodes here
+    write.
+    """
     for store in stores_of(node):
         if store.name in made:
             changelog = changelog_topic(topology.application_id, store.name)
@@ -565,7 +571,8 @@ def _known_below(
     writers: Mapping[str, int],
 ) -> Iterator[Counters]:
     """Yield the counters of each child that counts its records; each counts all records
-    that the node forwards.
+    that the node forwards. `out`: the known counters of what nodes forward; `writers`:
+    how many sinks a topic has.
     """
     for child in children:
         if isinstance(child, Sink) and writers[child.topic] == 1:

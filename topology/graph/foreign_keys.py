@@ -175,7 +175,9 @@ def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, byt
 
 
 def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:
-    """Return the answer to a subscription, None if it asks for none."""
+    """Return the answer to a subscription; None if it asks for none. `value`: the right
+    row's; None: there is no such row.
+    """
     if asked.instruction == UNSUBSCRIBE:
         return None
     if asked.instruction == ANSWER_IF_FOUND and value is None:

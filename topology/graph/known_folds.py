@@ -130,7 +130,9 @@ def folds(
 
 
 def _sides(node: StreamStreamJoin, nodes: Sequence[Node]) -> dict[str, Fold]:
-    """Return what changes the rows of the sides of a join, by the name of the store."""
+    """Return the fold of each side of a join whose rows no processor sees, by the name
+    of its store.
+    """
     return {
         side.name: _JOIN_SIDE
         for side in node.stores[:2]

@@ -146,7 +146,8 @@ class _Grid:
         port: tuple[float, float],
     ) -> list[Vertex]:
         """Add a lane in each row that an edge passes; return them in the direction of
-        the edge.
+        the edge. `rank`: the row of each vertex; `port`: where the edge leaves its
+        first vertex and meets its last.
         """
         upper, lower = sorted(edge, key=lambda vertex: rank[vertex])
         names = [

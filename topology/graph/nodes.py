@@ -6,6 +6,10 @@ serdes. A repartition is a `Sink` and a `Source` on one internal topic.
 
 Invariant: nodes are listed in the order in which they were attached, parents first. The
 children of a node run in that order, depth first.
+
+What holds for a kind of node is written in: `operators/` (its code), `operators/analysis.py`
+(what it reads), `compile/operator_time.py`, `timed_topics` and `order_and_time` (time and
+order), `keyed_state` (whether keys stay), `fingerprint`, `description`.
 """
 
 from __future__ import annotations

@@ -279,6 +279,9 @@ def _store(
     schemas: Mapping[str, Any],
     twins: Mapping[str, str],
 ) -> Store:
+    """Return a store as its description has it. `schemas`: all schemas by id; `twins`:
+    the stores that share the rows of another one, see `Store.twin`.
+    """
     windows = tuple(
         sorted(
             (name, str(value))
@@ -318,6 +321,9 @@ def _repartition(
     sinks: Iterable[Mapping[str, Any]],
     schemas: Mapping[str, Any],
 ) -> RepartitionOutline:
+    """Return a repartition topic as its description has it, with what it is made from
+    and what it feeds.
+    """
     name = topic["name"]
     source = next(node for node in nodes if name in node.get("topics", ()))
     reads = frozenset[str]().union(

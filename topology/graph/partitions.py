@@ -193,6 +193,9 @@ def _with_more_partitions(
     before: Mapping[str, int],
     counts: Mapping[str, int],
 ) -> list[str]:
+    """Return the topics that tasks read and that have got more partitions than
+    `before`.
+    """
     # The brokers deal the new partitions of a topic without an order.
     read = [
         topic
@@ -340,6 +343,9 @@ def _plan(
     partitions: Mapping[str, int],
     existing: int | None,
 ) -> TopicPlan:
+    """Return what is to be created of an internal topic. `existing`: its partition
+    count on the cluster; None: it does not exist.
+    """
     needed = partitions[topic.name]
     if existing is not None and existing != needed:
         like = next(

@@ -1,4 +1,9 @@
-"""The reader of a `MemoryLog`."""
+"""The reader of a `MemoryLog`: what is in the state's lists, as batches.
+
+Invariant: partitions take turns, so that a busy one never keeps another one waiting.
+Relies on: `log.log.Reader` (what is promised), `batches` (`Routes`, `make_batches`),
+`state` (the lock). `position`, `routes`, `move` and `one_by_one` are the test driver's.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +45,7 @@ class MemoryReader:
         self._state = state
         self._committed_only = committed_only
         self._readings: dict[TopicPartition, Reading] = {}
+        """The partitions that are read, the next in turn first."""
         self._routes: dict[TopicPartition, Routes] = {}
         self._clocks = Clocks()
         self._closed = self._awake = False
@@ -160,6 +166,9 @@ class MemoryReader:
         self._closed = True
 
     def _take(self, most: int) -> list[RecordBatch]:
+        """Return at most `most` records that are available, in the batches of their
+        partitions.
+        """
         taken: list[RecordBatch] = []
         for partition, reading in list(self._readings.items()):
             if most <= 0:
@@ -187,6 +196,10 @@ class MemoryReader:
         reading: Reading,
         most: int,
     ) -> tuple[list[RecordBatch], int]:
+        """Return the batches of a partition's next records, at most `most`, and their
+        number. None if there is neither a record nor an end that was not told. The
+        caller holds the lock.
+        """
         stored = self._state.partition(partition)
         at = reading.at
         if not stored.start <= at.offset <= stored.end:
