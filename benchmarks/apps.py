@@ -14,7 +14,9 @@ from coopstreams import (
     TimeWindows,
     field,
     serdes,
+    until_window_closes,
 )
+from coopstreams.topology import aggregates
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
 SOURCE, SINK = (
@@ -90,6 +92,75 @@ _windowed = StreamsBuilder(NAME)
     .to(SINK)
 )
 windowed = _windowed.build()
+
+_windowed_final = StreamsBuilder(NAME)
+(
+    _windowed_final.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(TimeWindows(minutes=1))
+    .emit_strategy("on_window_close")
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        value=serdes.int64,
+        store="sums",
+    )
+    .to_stream()
+    .to(SINK)
+)
+windowed_final = _windowed_final.build()
+
+_windowed_suppressed = StreamsBuilder(NAME)
+(
+    _windowed_suppressed.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(TimeWindows(minutes=1))
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        value=serdes.int64,
+        store="sums",
+    )
+    .suppress(until_window_closes())
+    .to_stream()
+    .to(SINK)
+)
+windowed_suppressed = _windowed_suppressed.build()
+
+_windowed_named = StreamsBuilder(NAME)
+(
+    _windowed_named.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(TimeWindows(minutes=1))
+    .aggregate(
+        n=aggregates.count(),
+        total=aggregates.sum_("amount"),
+        store="sums",
+    )
+    .to_stream()
+    .to(SINK)
+)
+windowed_named = _windowed_named.build()
+
+_windowed_dict = StreamsBuilder(NAME)
+(
+    _windowed_dict.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(TimeWindows(minutes=1))
+    .aggregate(
+        lambda: {"n": 0, "total": 0},
+        lambda _, value, row: {
+            "n": row["n"] + 1,
+            "total": row["total"] + value["amount"],
+        },
+        value=serdes.json,
+        store="sums",
+    )
+    .to_stream()
+    .to(SINK)
+)
+windowed_dict = _windowed_dict.build()
+"""The row of `windowed_named`, by a lambda."""
 
 _windowed_field = StreamsBuilder(NAME)
 (

@@ -8,6 +8,10 @@ extension `coopstreams-native` is installed, each case runs in pure Python and n
 by turns.
 
     windowed turnover        a sum for each key and minute by a lambda: a third of the records make an output
+    windowed final           the same sum, emitted when its window closes
+    windowed suppressed      the same, by `suppress(until_window_closes())`
+    windowed named           a count and a sum by name, `aggregate(n=count(), total=sum_("amount"))`
+    windowed dict            the same rows by a lambda
     session sum              a sum by a lambda over sessions with a gap of 20 s, 2.7 records in each
     stream join              pairs of one key within 20 s by a lambda; two topics by their times, so steps of two records
     stream join, long steps  the same pairs, by turns 1,000 records of one topic and of the other
@@ -92,6 +96,10 @@ def in_long_steps(records: int) -> Iterator[list[Step]]:
 
 CASES: dict[str, tuple[Topology, Callable[[int], Iterator[list[Step]]]]] = {
     "windowed turnover": (apps.windowed, of_one_topic),
+    "windowed final": (apps.windowed_final, of_one_topic),
+    "windowed suppressed": (apps.windowed_suppressed, of_one_topic),
+    "windowed named": (apps.windowed_named, of_one_topic),
+    "windowed dict": (apps.windowed_dict, of_one_topic),
     "session sum": (apps.session_sum, of_one_topic),
     "stream join": (apps.stream_join, by_time),
     "stream join, long steps": (apps.stream_join, in_long_steps),

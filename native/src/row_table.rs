@@ -29,6 +29,8 @@ pub struct Row {
     pub dirty: bool,
     /// It has expired while it was dirty: the next commit writes it, and no record finds it.
     pub expired: bool,
+    /// Its window is among the open ones of `Rows`.
+    pub open: bool,
 }
 
 /// The bytes of a place: short ones lie in the row, because each look-up compares them.

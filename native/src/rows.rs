@@ -71,6 +71,16 @@ pub struct Rows {
     sessions: Option<HashMap<Box<[u8]>, Sessions>>,
     /// The rows that `sessions` has returned.
     found: Vec<u32>,
+    /// The windows that have had a record and are not closed, by their starts; None: nothing asks when windows close.
+    open: Option<BTreeMap<i64, Open>>,
+}
+
+/// Open windows with one start.
+#[derive(Default)]
+struct Open {
+    rows: Vec<u32>,
+    /// The store keys of rows that have left the buffer, and perhaps come back.
+    away: Vec<Box<[u8]>>,
 }
 
 /// The sessions of a key that have a value: end, start and index, ascending.
@@ -84,9 +94,10 @@ struct Sessions {
 #[pymethods]
 impl Rows {
     /// `windows`: size, advance and grace in milliseconds. `sessions`: rows are sessions, which `sessions` and `merge` change.
+    /// `closing`: `closed` returns windows when they close.
     #[new]
-    #[pyo3(signature = (fold, serde, windows=None, *, sessions=false))]
-    fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>, sessions: bool) -> PyResult<Self> {
+    #[pyo3(signature = (fold, serde, windows=None, *, sessions=false, closing=false))]
+    fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>, sessions: bool, closing: bool) -> PyResult<Self> {
         let windows = match windows {
             Some((size, advance, grace)) if size > 0 && advance > 0 && grace >= 0 => {
                 Some(Windows { size, advance, grace })
@@ -109,6 +120,7 @@ impl Rows {
             serialised: HashMap::new(),
             sessions: sessions.then(HashMap::new),
             found: Vec::new(),
+            open: closing.then(BTreeMap::new),
         })
     }
 
@@ -135,6 +147,12 @@ impl Rows {
             Some(index) => index,
             None => self.load(py, at, Place::of((hash >> 56) as u8, plain, start), start, load)?,
         };
+        if let (Some(open), Some(start)) = (&mut self.open, start)
+            && !self.rows[self.at].open
+        {
+            self.rows[self.at].open = true;
+            open.entry(start).or_default().rows.push(self.at);
+        }
         let row = &self.rows[self.at];
         if row.expired {
             Ok(py.None())
@@ -152,7 +170,7 @@ impl Rows {
 
     /// Set the value of the row that `value` has returned to what it was: a function has changed it in place, and then failed.
     fn restore(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.serialised.clear();
+        self.serialised.remove(&self.at);
         self.rows[self.at].value = self.numbers.value_of(value)?;
         Ok(())
     }
@@ -168,6 +186,71 @@ impl Rows {
     /// Return a side of a join whose values are these rows. `load`: as of `value`; else as of `JoinSide::new`.
     fn side(slf: Py<Self>, load: Py<PyAny>, retention: i64, newest: i64, of_all: Py<PyList>) -> JoinSide {
         JoinSide::new(slf, load, retention, newest, of_all)
+    }
+
+    /// Return keys, values and timestamps of the windows that are closed at a stream time and have a value, ordered by start
+    /// and key; they are open no more. With `encode` their values are serialised, and if one cannot be, None is returned and
+    /// nothing has changed. `load`: as of `value`.
+    #[pyo3(signature = (stream_time, load, encode=None))]
+    fn closed<'py>(
+        &mut self,
+        py: Python<'py>,
+        stream_time: i64,
+        load: &Bound<'py, PyAny>,
+        encode: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Updates<'py>>> {
+        let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
+        let mut done = Vec::new();
+        while let Some(start) = self.closed_start(stream_time) {
+            let indexes = self.of_start(py, start, load)?;
+            for (at, &index) in indexes.iter().enumerate() {
+                breathe(py, at);
+                let row = &self.rows[index];
+                if row.expired || row.value.is_null() {
+                    continue;
+                }
+                let value = match encode {
+                    None => row.value.object(py)?,
+                    Some(encode) => match self.bytes_of(py, index, encode) {
+                        Some(bytes) => bytes.into_any().unbind(),
+                        None => {
+                            done.push((start, indexes));
+                            self.open_again(done);
+                            return Ok(None);
+                        }
+                    },
+                };
+                let row = &self.rows[index];
+                out.0.append(PyBytes::new(py, &row.place[1..]))?;
+                out.1.append(value)?;
+                out.2.append(row.timestamp)?;
+            }
+            done.push((start, indexes));
+        }
+        for (_, indexes) in done {
+            for index in indexes {
+                self.rows[index].open = false;
+            }
+        }
+        Ok(Some(out))
+    }
+
+    /// The start of the earliest open window; None: no window is open.
+    #[getter]
+    fn first_open(&self) -> Option<i64> {
+        let open = self.open.as_ref()?;
+        open.first_key_value().map(|(&start, _)| start)
+    }
+
+    /// Have these windows, by their store keys, be the open ones.
+    fn reopen(&mut self, keys: Vec<Bound<'_, PyBytes>>) {
+        self.forget_open(i64::MAX);
+        if let Some(open) = &mut self.open {
+            for key in keys {
+                let key = key.as_bytes();
+                open.entry(start_of(key)).or_default().away.push(key.into());
+            }
+        }
     }
 
     /// Return value, start and end of the sessions of a key that end at `earliest_end` or later and start at `latest_start` or
@@ -503,7 +586,7 @@ impl Rows {
         let (mut objects, mut lengths) = (0_usize, 0_usize);
         let mut dirty = std::mem::take(&mut self.dirty);
         let rows = &self.rows;
-        py.detach(|| dirty.sort_unstable_by(|&a, &b| rows[a].place[..].cmp(&rows[b].place[..])));
+        py.detach(|| sort_by(&mut dirty, |index| &rows[index].place[..]));
         self.headers.clear();
         self.commits = self.commits.wrapping_add(1);
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
@@ -597,11 +680,15 @@ impl Rows {
         if let Some(sessions) = &mut self.sessions {
             sessions.clear();
         }
+        if let Some(open) = &mut self.open {
+            open.clear();
+        }
         self.odd = false;
     }
 
     /// Forget the windows that start before `horizon`. The next commit still writes those that changed.
     fn expire(&mut self, horizon: i64) {
+        self.forget_open(horizon);
         while let Some(entry) = self.by_start.first_entry() {
             if *entry.key() >= horizon {
                 return;
@@ -633,6 +720,7 @@ impl Rows {
                 let time = self.time_of(&self.rows[index].place);
                 latest = latest.max(Some(time));
                 self.evict_session(index, time);
+                self.evict_open(index, time);
             }
             self.rows.remove(index);
         }
@@ -641,6 +729,9 @@ impl Rows {
             indexes.retain(|&index| rows.has(index));
         }
         self.by_start.retain(|_, indexes| !indexes.is_empty());
+        for of_start in self.open.iter_mut().flat_map(BTreeMap::values_mut) {
+            of_start.rows.retain(|&index| rows.has(index));
+        }
         latest
     }
 
@@ -775,7 +866,9 @@ impl Rows {
 
     /// Set the value of a row, and mark it as changed; return its timestamp.
     fn set(&mut self, index: u32, value: Value, timestamp: i64) -> i64 {
-        self.serialised.clear();
+        if !self.serialised.is_empty() {
+            self.serialised.remove(&index);
+        }
         let row = &mut self.rows[index];
         if row.expired {
             // The window begins again; its row keeps its place among the changed ones.
@@ -845,12 +938,104 @@ impl Rows {
             commit: self.commits,
             dirty: false,
             expired: false,
+            open: false,
             place,
         })?;
         if let Some(time) = time {
             self.by_start.entry(time).or_default().push(index);
         }
         Ok(index)
+    }
+
+    /// Return the start of the earliest open window, if it is closed at a stream time.
+    fn closed_start(&self, stream_time: i64) -> Option<i64> {
+        let windows = self.windows.as_ref()?;
+        let first = self.first_open()?;
+        let closes = first.checked_add(windows.size)?.checked_add(windows.grace)?;
+        (closes <= stream_time).then_some(first)
+    }
+
+    /// Take the open windows with a start; return their rows in the order of the keys.
+    fn of_start<'py>(&mut self, py: Python<'py>, start: i64, load: &Bound<'py, PyAny>) -> PyResult<Vec<u32>> {
+        let found = self.open.as_mut().and_then(|open| open.remove(&start));
+        let Open {
+            rows: mut indexes,
+            away,
+        } = found.unwrap_or_default();
+        let had_left = !away.is_empty();
+        for key in away {
+            let plain = &key[..key.len() - WORD];
+            let hash = xxh64(plain, SEED);
+            let at = placed(hash, Some(start));
+            indexes.push(match self.rows.find(at, plain, Some(start)) {
+                Some(index) => index,
+                None => {
+                    let place = Place::of((hash >> 56) as u8, plain, Some(start));
+                    self.load(py, at, place, Some(start), load)?
+                }
+            });
+        }
+        let rows = &self.rows;
+        py.detach(|| sort_by(&mut indexes, |index| &rows[index].place[1..]));
+        if had_left {
+            indexes.dedup();
+        }
+        Ok(indexes)
+    }
+
+    /// Put back windows that `of_start` has taken.
+    fn open_again(&mut self, taken: Vec<(i64, Vec<u32>)>) {
+        for (start, rows) in taken {
+            for &index in &rows {
+                self.rows[index].open = true;
+            }
+            if let Some(open) = &mut self.open {
+                open.insert(start, Open { rows, away: Vec::new() });
+            }
+        }
+    }
+
+    /// Note that a row leaves the buffer, whose window is perhaps open.
+    fn evict_open(&mut self, index: u32, start: i64) {
+        let row = &self.rows[index];
+        if row.open
+            && let Some(of_start) = self.open.as_mut().and_then(|open| open.get_mut(&start))
+        {
+            of_start.away.push(row.place[1..].into());
+        }
+    }
+
+    /// Forget the open windows that start before `horizon`.
+    fn forget_open(&mut self, horizon: i64) {
+        let Some(open) = &mut self.open else { return };
+        while let Some(first) = open.first_entry() {
+            if *first.key() >= horizon {
+                return;
+            }
+            for index in first.remove().rows {
+                self.rows[index].open = false;
+            }
+        }
+    }
+
+    /// Return the bytes of a value, which `freeze` will need again; None: it is no number of the serde, or cannot be serialised.
+    fn bytes_of<'py>(
+        &mut self,
+        py: Python<'py>,
+        index: u32,
+        encode: &Bound<'py, PyAny>,
+    ) -> Option<Bound<'py, PyBytes>> {
+        match &self.rows[index].value {
+            Value::Object(object) => {
+                let bytes = serialised(encode, object.bind(py)).ok()?;
+                if self.rows[index].dirty {
+                    self.serialised.insert(index, bytes.clone().unbind());
+                }
+                Some(bytes)
+            }
+            value if self.numbers.is_plain(value) => self.numbers.plain_bytes(py, value),
+            _ => None,
+        }
     }
 
     /// Whether rows are windows or sessions, which expire by their times.
@@ -945,6 +1130,21 @@ impl Rows {
         if self.rows[index].expired {
             self.rows.remove(index);
         }
+    }
+}
+
+/// Sort indexes by bytes that lie apart: most comparisons are of their first 16, side by side.
+fn sort_by<'a>(indexes: &mut [u32], bytes: impl Fn(u32) -> &'a [u8]) {
+    let first = |index: &u32| {
+        let (mut word, bytes) = ([0; 16], bytes(*index));
+        let length = bytes.len().min(word.len());
+        word[..length].copy_from_slice(&bytes[..length]);
+        (u128::from_be_bytes(word), *index)
+    };
+    let mut keys: Vec<(u128, u32)> = indexes.iter().map(first).collect();
+    keys.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| bytes(a.1).cmp(bytes(b.1))));
+    for (index, (_, sorted)) in indexes.iter_mut().zip(keys) {
+        *index = sorted;
     }
 }
 

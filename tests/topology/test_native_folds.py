@@ -25,6 +25,7 @@ from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.layout import TIMESTAMP
 from coopstreams.state.memory_engine import Memory
+from coopstreams.state.native_table import NativeWindowTable
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
@@ -37,7 +38,7 @@ from coopstreams.topology.fields import field
 from coopstreams.topology.graph.known_folds import folds
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.stores import session_key
+from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.suppression import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.conftest import needs_native
@@ -59,6 +60,12 @@ HOPPING = TimeWindows(milliseconds=10, advance=ms(4), grace=ms(3))
 def numbers(stream: Any, value: Any) -> Any:
     """Return the numbers of the JSON values, grouped."""
     return stream.map_values(lambda number: number, value=value).group_by_key()
+
+
+def final(stream: Any, windows: TimeWindows) -> Any:
+    """Return the windows of a stream, each forwarded once, when it closes."""
+    windowed = stream.group_by_key().windowed_by(windows)
+    return windowed.emit_strategy("on_window_close")
 
 
 FLOWS: dict[str, Build] = {
@@ -228,6 +235,28 @@ FUNCTIONS: dict[str, Build] = {
         .windowed_by(TUMBLING)
         .aggregate(n=count(), total=sum_(itself), store="s")
     ),
+    "final count": lambda stream, _: final(stream, TUMBLING).count(store="s"),
+    "final hopping sum": lambda stream, other: final(
+        stream.merge(other).map_values(lambda number: number, value=INT), HOPPING
+    ).reduce(operator.add, store="s"),
+    "final float sum": lambda stream, _: final(
+        stream.map_values(lambda number: number, value=FLOAT), TUMBLING
+    ).reduce(lambda one, other: one + other, store="s"),
+    "final in place": lambda stream, _: final(stream, TUMBLING).aggregate(
+        lambda: {"n": 0}, remembered, value=serdes.json, store="s"
+    ),
+    "final hopping deleting": lambda stream, _: final(stream, HOPPING).aggregate(
+        lambda: 0, left, value=serdes.json, store="s"
+    ),
+    "final what has no bytes": lambda stream, _: final(stream, TUMBLING).aggregate(
+        lambda: 0,
+        lambda _, value, row: {1, 2} if value == 9 else row,
+        value=serdes.json,
+        store="s",
+    ),
+    "final several aggregates": lambda stream, _: final(stream, TUMBLING).aggregate(
+        **SEVERAL, store="s"
+    ),
     "sessions": lambda stream, _: (
         stream.group_by_key()
         .windowed_by(SESSIONS)
@@ -294,6 +323,7 @@ JOINS = {
     for kind in ("join", "left_join", "outer_join", "self")
 }
 ALL = {**FLOWS, **FUNCTIONS, **JOINS}
+OF_TWO_TOPICS = {"count of more", "several by function", "final hopping sum", *JOINS}
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "sink": lambda table: table.to_stream().to("out"),
@@ -314,7 +344,7 @@ def program(flow: str, shape: str, native: bool = True) -> Program:
         for topic in ("in", "more")
     ]
     SHAPES[shape](ALL[flow](*streams))
-    if flow not in ("count of more", "several by function", *JOINS):
+    if flow not in OF_TWO_TOPICS:
         streams[1].to("in-any-case")
     topology = builder.build()
     part = next(part for part in topology.subtopologies if part.stores)
@@ -515,9 +545,9 @@ OTHERS: dict[str, Build] = {
         .group_by(lambda key, count: (key, count), key=serdes.raw, value=INT)
         .count(store="s")
     ),
-    "on close": lambda stream, _: (
+    "sessions on close": lambda stream, _: (
         stream.group_by_key()
-        .windowed_by(TUMBLING)
+        .windowed_by(SESSIONS)
         .emit_strategy("on_window_close")
         .count(store="s")
     ),
@@ -723,3 +753,47 @@ def test_sessions_of_earlier_commits_are_merged(
     assert stored == {
         session_key(key, 5, 11): TIMESTAMP.pack(11) + INT.encode(3) for key in keys
     }
+
+
+@pytest.mark.parametrize("shape", ["sink", "mapped"])
+@pytest.mark.parametrize("then", ["full", "abort"])
+@pytest.mark.parametrize(
+    "flow", ["final count", "final in place", "final several aggregates"]
+)
+def test_windows_that_were_evicted_close(flow: str, then: str, shape: str) -> None:
+    """Also those that began before the task was opened anew. Windows leave in the order
+    of their starts and keys.
+    """
+    keys = [b"%d" % number for number in range(50)]
+
+    def batch(time: int, *some: bytes) -> Batch:
+        return Batch("in", [(key, b"1", time, -1, None) for key in some])
+
+    steps: list[Step] = [
+        batch(15, *keys),
+        batch(5, *keys),
+        "commit",
+        then,
+        batch(16, *keys[::2]),
+        batch(5, *keys[::3]),
+        "commit",
+        "full",
+        batch(18, b"1"),
+        batch(40, b"1"),
+    ]
+    check(flow, shape, steps, buffer=TIGHT, caching=True, shared=False)
+    run = Run(program(flow, shape), True, TIGHT, caching=True, shared=False)
+    for step in steps:
+        run.step(step)
+    output = run.bound.outputs["out"]
+    closed = [window_key(key, start) for start in (0, 10) for key in sorted(keys)]
+    assert [*output.keys] == closed
+
+
+def test_final_results_leave_as_columns() -> None:
+    run = Run(
+        program("final in place", "sink"), True, ROOMY, caching=True, shared=False
+    )
+    assert isinstance(run.state.stores["s"], NativeWindowTable)
+    code = run.program.compiled(True, False, False, frozenset(), frozenset({"s"}))
+    assert ".columns(" in code.text

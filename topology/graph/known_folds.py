@@ -6,9 +6,10 @@ The known folds are a count, a mean, and a reduce by `operator.add`, `min` or `m
 such a store in whole batches. So no other node may use it: between two records, an
 operator or a processor would see the store before or after the whole batch.
 
-A fold by the user's functions, without windows or in tumbling and hopping ones, and
-sessions whose updates the record cache holds back, change rows one by one, in the order
-of the records. Their rows are numbers or any objects.
+A fold by the user's functions, without windows or in tumbling and hopping ones, any
+fold whose windows are forwarded when they close, and sessions whose updates the record
+cache holds back, change rows one by one, in the order of the records. Their rows are
+numbers or any objects.
 
 The functions of a mean are in this module, too: its rows are totals and counts, and a
 view divides them. Null values are no numbers: they leave a row as it is.
@@ -79,6 +80,8 @@ class Fold:
     kind: Kind
     number: Number
     windows: tuple[int, int, int] | None
+    closing: bool = False
+    """Whether a window is forwarded when it closes, and not before."""
 
     @property
     def by_record(self) -> bool:
@@ -196,10 +199,12 @@ def _fold(node: Aggregate) -> Fold | None:
     """Return the fold of an aggregation, by its functions, serdes and windows; None if
     it cannot have native rows.
     """
-    if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
+    if node.cogrouped or not _is_plain(node.store):
         return None
     windows = None
     if isinstance(node.windows, SessionWindows) and node.store.kind == "session":
+        if node.emit_on_close:
+            return None
         return replace(_by_function(node, None), kind="sessions")
     if node.windows is not None:
         if not isinstance(node.windows, TimeWindows):
@@ -213,6 +218,8 @@ def _fold(node: Aggregate) -> Fold | None:
             node.windows.advance_ms,
             node.windows.grace_ms,
         )
+    if node.emit_on_close:
+        return replace(_by_function(node, windows), closing=True)
     kind = known_kind(node)
     number = _number(node.store, kind)
     if kind is None or number is None:

@@ -411,8 +411,9 @@ class _NativeRow:
         """
         function = self._function
         function.line(f"{self._timestamp} = put_{self._store}({new}, {timestamp})")
-        keep = f"{self._store}.rows.keep(process.headers or ())"
-        function.if_headers_are_kept(self._node, keep)
+        if not self._node.emit_on_close:
+            keep = f"{self._store}.rows.keep(process.headers or ())"
+            function.if_headers_are_kept(self._node, keep)
 
     def timestamp(self) -> str:
         """Return the variable of the row's timestamp."""
@@ -433,7 +434,7 @@ def _add_to_row(
     function's own.
     """
     forwards = _forwards(function, node)
-    native = node.store.name in function.compiler.native_by_record
+    native = _is_native(function.compiler, node)
     row: _NativeRow | _LiveRow
     if native:
         row = _NativeRow(function, node, place)
@@ -486,6 +487,8 @@ def _add_to_windows(
         each = (
             f"{start} in range({first}, {record.timestamp} + 1, {windows.advance_ms})"
         )
+        if windows.tumbles:
+            each = f"{start} in ({record.timestamp} - {record.timestamp} % {windows.size_ms},)"
         start_bytes = f"{pack}({start})"
         closed = f"{start} + {windows.size_ms + windows.grace_ms}"
     else:  # of the user's, whose methods may fail
@@ -510,7 +513,7 @@ def _add_to_windows(
         if late:
             function.line(f"{late} = False")
         place = _Place(key_bytes, start, start_bytes)
-        if node.emit_on_close:
+        if node.emit_on_close and not _is_native(function.compiler, node):
             key = place.row_key(function)
             place = _Place(key)
             function.line(
@@ -685,13 +688,17 @@ def _closing(
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
-    make = partial(_closing_windows, windows, node.name, topics, compiler.clocked)
+    native = _is_native(compiler, node)
+    made = moving_windows.NativeClosing if native else moving_windows.Closing
+    make = partial(_closing_windows, made, windows, node.name, topics, compiler.clocked)
     name = unit.made("closing", node.name, make, f"{unit.store(node.store)}, process")
     if f"{name}_due" not in unit.operator_times[operator_time].due:
         unit.operator_times[operator_time].due.append(f"{name}_due")
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = compiler.function(f"{name}_due")
         due.over_batch = True
+        if native:
+            native_folds.forward_closed_at_once(due, node, name, operator_time)
         _forward_updates(
             due,
             node,
@@ -701,7 +708,13 @@ def _closing(
     return name
 
 
+def _is_native(compiler: Compiler, node: Aggregate) -> bool:
+    """Whether the rows of an aggregation are in native memory and change one by one."""
+    return node.store.name in compiler.native_by_record
+
+
 def _closing_windows(
+    made: type[moving_windows.Closing],
     windows: AnyWindows,
     node: str,
     topics: Sequence[str],
@@ -710,7 +723,7 @@ def _closing_windows(
     process: Any,
 ) -> moving_windows.Closing:
     parts = process.parts_of(node, topics)
-    return moving_windows.Closing(store, windows, parts, clocked=clocked)
+    return made(store, windows, parts, clocked=clocked)
 
 
 def _forward_closed(
@@ -718,8 +731,9 @@ def _forward_closed(
     node: Aggregate,
     operator_time: str,
 ) -> None:
-    if node.emit_on_close:
-        name = function.unit.identifier("closing", node.name)
+    windows = node.windows
+    if node.emit_on_close and windows is not None:
+        name = _closing(function.compiler, node, windows, operator_time)
         with function.block(f"if {name}.next <= {operator_time}:"):
             function.line(f"{name}_due()")
 

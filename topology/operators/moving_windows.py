@@ -15,7 +15,7 @@ Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +28,12 @@ from coopstreams.topology.stores import (
     session_key,
     window_key,
 )
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
+from coopstreams.topology.windows import (
+    AnyWindows,
+    SessionWindows,
+    SlidingWindows,
+    TimeWindows,
+)
 
 NEVER = 1 << 63
 """A time later than all others."""
@@ -49,6 +54,8 @@ class Update(NamedTuple):
     timestamp: int
 
 
+ClosedColumns: TypeAlias = tuple[list[bytes], list[bytes], list[int]]
+"""Keys, serialised values and timestamps of windows."""
 Aggregator: TypeAlias = Callable[[Any, Any, Any], Any]
 """A function `(key, value, aggregate) -> aggregate`."""
 
@@ -533,8 +540,18 @@ class Closing:
         resumes and, except on a clock, its newest row's. If the time at which it
         resumes is unknown, it is the task's.
         """
+        self._begin(self._still_open(stream_time))
+
+    def _begin(self, keys: Iterable[bytes]) -> None:
+        """Have these windows be the open ones."""
         self._open.clear()
         self._waiting.clear()
+        self.next = NEVER
+        for key in keys:
+            self.add(key)
+
+    def _still_open(self, stream_time: int) -> list[bytes]:
+        """Return the windows of the store that are not closed: see `resume`."""
         reached: dict[tuple[int, ...], int] = {}
         rows = []
         for key, entry in self._store.scan(None, None):
@@ -548,9 +565,7 @@ class Closing:
                 default=-1,
             )
             reached[part] = max(newest, own if own >= 0 else stream_time)
-        for key, part in rows:
-            if self._closes(key) > reached[part]:
-                self.add(key)
+        return [key for key, part in rows if self._closes(key) > reached[part]]
 
     def _part_of(self, key: bytes) -> tuple[int, ...]:
         """Return, for each partition, the number of the part of the range that has a
@@ -572,6 +587,66 @@ class Closing:
             return _end(key) + windows.gap_ms + windows.grace_ms + 1
         end = windows.end(_start(key)) + windows.grace_ms
         return end + 1 if isinstance(windows, SlidingWindows) else end
+
+
+class NativeClosing(Closing):
+    """The open tumbling or hopping windows of one task, with rows in native memory: see
+    `NativeTable`. A window is open from its first record on, without an `add`.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        windows: TimeWindows,
+        parts: Sequence[Sequence[tuple[KeyRange, int]]] = (),
+        *,
+        clocked: bool = False,
+    ) -> None:
+        """Make the open windows over a `NativeWindowTable`."""
+        self._rows = store.rows
+        self._loaded = store.loaded
+        self._encode = store.encode_row
+        self._length = windows.size_ms + windows.grace_ms
+        self._advance = windows.advance_ms
+        super().__init__(store, windows, parts, clocked=clocked)
+
+    def closed(self, stream_time: int) -> list[Update]:
+        """Return and remove the windows that are closed: see `Closing.closed`."""
+        if stream_time < self.next:
+            return []
+        found = self._rows.closed(stream_time, self._loaded)
+        self._look_ahead(stream_time)
+        return [
+            Update(key, value, None, timestamp)
+            for key, value, timestamp in zip(*found, strict=True)
+        ]
+
+    def columns(self, stream_time: int) -> ClosedColumns | None:
+        """Return and remove the windows that are closed, with serialised values; None,
+        and they stay, if a value cannot be serialised here.
+        """
+        if stream_time < self.next:
+            return [], [], []
+        found: ClosedColumns | None = self._rows.closed(
+            stream_time, self._loaded, self._encode
+        )
+        if found is not None:
+            self._look_ahead(stream_time)
+        return found
+
+    def _begin(self, keys: Iterable[bytes]) -> None:
+        self._rows.reopen(list(keys))
+        self._look_ahead(-1)
+
+    def _look_ahead(self, stream_time: int) -> None:
+        """Set `next` by the windows that are open, and by those that later records may
+        open: their starts are multiples of `advance_ms`.
+        """
+        ended = (stream_time - self._length) // self._advance
+        self.next = (ended + 1) * self._advance + self._length
+        first = self._rows.first_open
+        if first is not None:
+            self.next = min(self.next, first + self._length)
 
 
 def _start(key: bytes) -> int:

@@ -107,6 +107,28 @@ def forward_at_once(
     ]
 
 
+def forward_closed_at_once(
+    function: Body,
+    node: Aggregate,
+    closing: str,
+    operator_time: str,
+) -> None:
+    """Generate code that forwards the windows that close as columns, if the nodes below
+    are sinks that allow it.
+
+    `closing`: the name of the task's `NativeClosing`.
+    """
+    compiler = function.compiler
+    sinks = plain_sinks(node, compiler.analysis.nodes)
+    if sinks is None or any(sink.topic in compiler.timed for sink in sinks):
+        return
+    function.line(f"updates = {closing}.columns({operator_time})")
+    with function.block("if updates is not None:"):
+        for line in _writes(compiler, sinks):
+            function.line(line)
+        function.line("return")
+
+
 def _begin(
     compiler: Compiler,
     node: Aggregate,

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 16
+INTERFACE = 17
 """The version of the extension's interface that this module knows; `native/src/lib.rs`
 has the same number.
 """
@@ -270,7 +270,7 @@ def native_tables(
             rows = make("function", fold.number, sessions=True)
             made[name] = partial(NativeSessionTable, rows=rows)
         elif fold.windows is not None:
-            rows = make(fold.kind, fold.number, fold.windows)
+            rows = make(fold.kind, fold.number, fold.windows, closing=fold.closing)
             made[name] = partial(NativeWindowTable, rows=rows)
         else:
             rows = make(fold.kind, fold.number)
