@@ -11,6 +11,8 @@ thousand at a time.
 Invariant: each live row is in the queue, or has changed since the last commit, or is
 listed under a time that is not after its timestamp. Listed rows that are not in the
 queue have a time of at least `_read_to`.
+Relies on: `table` (the write buffer), `Database.by_timestamp`; operators call `note` and
+`expired` (`stores.ExpiringTableStore`).
 Invariant: a listed time is only a time to check the row, and is deleted after the
 check. A row may have several: a deleted row is still listed, and is listed again if it
 comes back. Turned down: listing each update (a row that is updated every second would
@@ -128,7 +130,7 @@ class ExpiringTable(Table):
         changelog; None if there are none: see `Table.freeze`. Rows that get a new time
         for their expiry check are written with them.
         """
-        changed = self.dirty()
+        changed = self.dirty()  # first: `freeze` marks all clean
         batch = super().freeze()
         for key, entry in changed:
             assert isinstance(entry, ExpiringEntry)
@@ -164,6 +166,7 @@ class ExpiringTable(Table):
         self._begin_queue()
 
     def _begin_queue(self) -> None:
+        """Begin with an empty queue: the rows are read when time comes to them."""
         self._queue: list[tuple[int, bytes]] = []
         """A heap of times at which to check rows."""
         self._queued: dict[bytes, int] = {}
@@ -247,6 +250,7 @@ class ExpiringTable(Table):
         }
 
     def _set_due(self) -> None:
+        """Set the stream time at which a row is to be checked, or more are to be read."""
         self.due_ms = (
             min(self._queue[0][0] if self._queue else _EVER, self._read_to)
             + self._ttl_ms

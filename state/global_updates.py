@@ -6,6 +6,9 @@ The processor works on drafts of rows, which only it sees. The changes of a reco
 published when the processor has finished it, and dropped when it fails: so look-ups
 from the threads of tasks never see rows of a failed record.
 
+Relies on: `global_table` (who reads the rows), `compile/task_processor.py`: `Work` runs
+the processor, and `_Around` is its `Surroundings`.
+
 Invariant: the rows are the processor's result for the topic from its beginning. Every
 restore runs the processor, so it may compute. Turned down: restoring the topic's
 records without the processor, as Kafka Streams did before KAFKA-7663 (the rows after a

@@ -9,6 +9,8 @@ changelog supplies the rest.
 Invariant: a snapshot is a cache. If anything is wrong with it (a flipped byte, a
 missing file, another topic, a newer format, a storage that does not answer), a warning
 is logged and the changelog is read instead. Unchecked bytes are never returned.
+Relies on: `state/restore.py` (`Bounds.refusal`: which offsets can be used), `manifest`,
+`snapshot` (leases).
 """
 
 from __future__ import annotations
@@ -215,6 +217,9 @@ class Snapshots:
         return result
 
     def _current(self) -> Manifest | None:
+        """Return the manifest that is published now, and take a lease on its run; None:
+        none is published.
+        """
         run = current_run(self._url, self._application)
         with self._lock:
             if run is None or self._known is None or self._known.run != run:
@@ -255,6 +260,7 @@ def _within(
     rows: Rows,
     heard: Heard,
 ) -> Rows:
+    """Yield the rows of the key groups of a slice."""
     for row in rows:
         heard(0)  # raises if the download was cancelled: this loop may take long
         if wanted.first <= row[0][0] <= wanted.last:

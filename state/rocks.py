@@ -20,6 +20,7 @@ logs of long ago, and if somebody removed these (`find -name '*.log' -mtime +1
 Invariant: after `close` this process holds nothing in the folder, even while getters,
 iterators and errors still exist. An error keeps the variables of the functions that
 raised it, so none of these may be the handle of a column family, nor an iterator.
+Relies on: `engine` (what an engine promises); `options()` has the settings.
 Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error
 (seen), so a scan over a damaged file would silently lose keys. `RdictIter` has a status
 at its end.
@@ -369,6 +370,7 @@ class Rocks:
         self._db.write(batch)
 
     def _add(self, batch: WriteBatch, change: Change) -> None:
+        """Add a change to a batch. The caller holds the lock."""
         put = batch.put
         delete = batch.delete
         handle = self._handles[self._columns[change.family].name]

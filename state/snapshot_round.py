@@ -14,6 +14,7 @@ before are those of one snapshot, which nobody has swept meanwhile.
 Invariant: each slice is the state at its own changelog offset. So it does not matter at
 which of a task's commits it is taken, nor whether the task moves or is cut anew during
 the round: of slices with the same key group, the one furthest in the changelog counts.
+Relies on: `manifest`, `published_snapshot` (`misfit`); `instance/snapshot_taker.py` acts.
 Turned down: to wait for one commit of all tasks (a restore replays each slice from its
 own offset), and messages between the processes (the storage is where the files are).
 """
@@ -292,6 +293,7 @@ def _is_there(
     run: str,
     kept: Collection[str],
 ) -> bool:
+    """Return whether all files of a slice are of this run, or among the files `kept`."""
     return all(
         file.name.startswith(f"{run}/") or file.name in kept for file in each.files
     )

@@ -10,6 +10,8 @@ Invariant: a slice is the state at an offset X of its changelog, even if tasks w
 the changelog meanwhile. A task that restores the slice replays from X.
 Invariant: the published manifest has the ids of the changelogs that were read. A
 changelog that was created again meanwhile does not get slices of the deleted one.
+Relies on: `opening/restores.py`, `state/snapshot.py` (files and leases), `snapshot_round`
+(`assembled`: what of the published snapshot stays).
 Turned down: copying the files of a running instance (they have all ranges, and a task
 needs only its own).
 """
@@ -302,6 +304,9 @@ class Rebuilder:
         folder: Path,
         listener: RestoreListener | None,
     ) -> None:
+        """Bring the stores of a partition into a database: the published snapshot, then
+        the rest of their changelogs.
+        """
         snapshots = (
             None
             if self._afresh
@@ -320,6 +325,7 @@ class Rebuilder:
             finish(restoring, rebuilt.task, rebuilt.stores, self._host)
 
     def _subtopology(self, rebuilt: RebuiltPartition) -> SubTopology:
+        """Return the sub-topology of a partition with the stores to rebuild only."""
         whole = next(
             each
             for each in self._topology.subtopologies

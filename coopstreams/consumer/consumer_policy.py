@@ -176,11 +176,13 @@ class Policies:
         self._topic.close()
 
     def _look(self) -> None:
+        """Refresh the policy and the partition counts."""
         self._counts = self._log.partitions()
         self.policy = self._topic.read()
         self._look_at = self._host.now() + LOOK_EVERY_S
 
     def _seen(self) -> object:
+        """Return what decides how the group shares its topics, to be compared."""
         policy = self.policy
         topics = {
             topic: (self._counts.get(topic), policy.accepts_range_fetch(topic))

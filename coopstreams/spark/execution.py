@@ -320,6 +320,7 @@ class _Run:
                 f"{self.folder}/{name}"
             )
         found = self._results(spark, stage, name)
+        # Last: from now on the stage has run.
         keep_rows(self._place, stage, name)
         return self._reached(stage, found)
 
@@ -338,6 +339,9 @@ class _Run:
         stage: Stage,
         name: str,
     ) -> list[TaskResult]:
+        """Return the results of a stage's tasks, whose rows were written under this
+        name.
+        """
         rows = spark.read.parquet(f"{self.folder}/{name}")
         found = rows.where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
@@ -361,6 +365,7 @@ class _Run:
             yield reports
 
     def _work(self, stage: Stage, reports: str | None) -> TaskWork:
+        """Return the work of the tasks of a stage. `reports`: see `_watched`."""
         repair = (
             None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
         )
@@ -436,6 +441,7 @@ class _Run:
         return work, tasks.repartitionById(stage.tasks, "task")
 
     def _numbered(self, topic: str) -> bool:
+        """Return whether the records of a topic come from Kafka, with its offsets."""
         return topic in self._plan.cut and topic not in self._plan.tables
 
     def _routed(
@@ -500,6 +506,10 @@ class _Run:
         *,
         ordered: bool = True,
     ) -> DataFrame:
+        """Return the records of a topic: what earlier stages have forwarded, those in
+        Kafka up to the cut, or a table. `ordered`: whether the order in a partition
+        counts.
+        """
         partitions = self._plan.partitions[topic]
         history = self._histories.get(topic)
         if topic not in self._plan.cut:

@@ -117,6 +117,9 @@ class Folding:
         *,
         exact: bool,
     ) -> list[Row]:
+        """Return the KEPT rows of these aggregations; their files are then written.
+        Arguments: see `run` and `groups`.
+        """
         return reduce(
             DataFrame.unionAll,
             [self._kept(history, each, exact=exact) for each in aggregations],
@@ -129,6 +132,9 @@ class Folding:
         *,
         exact: bool,
     ) -> DataFrame:
+        """Return a frame of the KEPT rows of an aggregation. Arguments: see `run` and
+        `groups`.
+        """
         records = history(aggregation.ordered and not self.numbered)
         made = groups(
             records,
@@ -305,6 +311,7 @@ def _slot(key: Column, ranges: int) -> Column:
 
 
 def _group(key: Column) -> Column:
+    """Return the key group of a key, as `topology.keys` has it."""
     return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast(
         "int"
     )
@@ -368,6 +375,9 @@ def _folded(
     by: list[str],
     more: Sequence[Column],
 ) -> DataFrame:
+    """Return a row for each group of the records with equal columns `by`, with its
+    value, its counts, and the columns `more`.
+    """
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
     number = F.when(taken, F.col("number"))
     count = F.count_if(taken)

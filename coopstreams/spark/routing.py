@@ -9,6 +9,7 @@ Invariant: within a source, the order by time and then offset is the order by of
 a task's rows, sorted by (time, source, offset), where time is stream time, have the
 order in which `SourceQueues` takes records if all are present. For placed topics, see
 `rounds`.
+Relies on: `history/arrow_rows.py` (ROUTED), `committed_records` (`Cut`), `log/batches.py`.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class _RoutedPartition:
             now = Now(time, self._stream_time, self._routes.now)
             going_on = self._cut.tell(last, now)
             for run in runs:
+                # Only now: what is not committed has advanced the time, too.
                 counted = self._cut.committed(run.slot, run.columns)
                 if len(counted):
                     slot = self._cut.segment_ranges[run.slot].slot
@@ -196,6 +198,9 @@ class _RoutedPartition:
         columns: Columns,
         places: Mapping[int, int] | None,
     ) -> pa.RecordBatch:
+        """Return records of a task as ROUTED rows. `slot`: the number of its key range;
+        `places`: the time of each offset, if it is not the stream time.
+        """
         count = len(columns)
         told = (
             [list(row) for row in zip(*columns.operator_times, strict=True)]
@@ -248,6 +253,11 @@ class _RoutedPartition:
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:
+    """Return the topic partition that all these rows are of.
+
+    Raises:
+        ValueError: they are of several.
+    """
     topics = rows.column("topic").unique()
     partitions = rows.column("partition").unique()
     if len(topics) != 1 or len(partitions) != 1:

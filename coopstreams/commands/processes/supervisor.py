@@ -196,6 +196,10 @@ class Supervisor:
         *,
         ran: bool,
     ) -> Over | None:
+        """Decide what follows from the end of a worker's process. Return the decision
+        to end the run; None: it is restarted. `why`: what it said; `ran`: whether it
+        had its tasks open.
+        """
         now = time.monotonic()
         others = any(_goes_on(other) for other in self._workers if other is not worker)
         verdict = worker.ends.ended(status, why, now, ran=ran, others=others)
@@ -211,6 +215,9 @@ class Supervisor:
         self._rests(worker.number, verdict.rest_s, worker.last_end)
 
     def _start(self, worker: _Worker) -> Over | None:
+        """Start the process of a worker. Return the decision to end the run, if that
+        fails too often; None: the run goes on.
+        """
         told = {
             SUPERVISOR: str(os.getpid()),
             RESTARTS: str(worker.starts),
@@ -265,6 +272,7 @@ class Supervisor:
                 return True
 
     def _end_all(self) -> None:
+        """Have all workers drain, and kill those that take longer than `drain_s`."""
         running = {
             worker.number: worker.process
             for worker in self._workers

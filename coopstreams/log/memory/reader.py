@@ -197,7 +197,7 @@ class MemoryReader:
         most: int,
     ) -> tuple[list[RecordBatch], int]:
         """Return the batches of a partition's next records, at most `most`, and their
-        number. None if there is neither a record nor an end that was not told. The
+        number. There is none without a record or an end that was not told. The
         caller holds the lock.
         """
         stored = self._state.partition(partition)

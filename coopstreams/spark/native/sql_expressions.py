@@ -8,6 +8,8 @@ times, and nested in each other these would multiply.
 Invariant: what SQL computes otherwise than Python is in *doubt*: fields that
 `sql_values` does not read for certain, texts of floats (Java has other digits), and
 case of other letters than ASCII (Java has another version of Unicode).
+Relies on: `topology/fields.py` and `expression_values.py` (what Python computes, which is
+the law), `sql_values` (tokens). `unreadable` refuses what has no translation.
 Turned down: SQL's own casts and order of kinds (they read `" 5 "`, `"yes"` and dates of
 five digits, and compare a text with a number); columns built by calls (each is a
 message to the JVM; a text is parsed at once).
@@ -131,6 +133,7 @@ def with_values(
             kind: F.expr(f"cast(null as {sql})" if found is None else found.name)
             for (kind, sql), found in zip(KINDS.items(), kinds, strict=True)
         }
+        # Last: translating has added the doubts.
         values.append(Value(**columns, doubt=F.expr(translation.doubt())))
     return bindings.added_to(records), values
 
@@ -227,6 +230,7 @@ class _Translation:
         expression: Expression,
         kind: SqlKind,
     ) -> Bound | None:
+        """Return the column of an expression that may have a value of this kind."""
         match expression:
             case field(name):
                 return self._field(name, kind)
@@ -261,6 +265,7 @@ class _Translation:
         name: str,
         kind: SqlKind,
     ) -> Bound:
+        """Return the column of a field's value, if it is of this kind, from its token."""
         if (name, kind) in self._fields:
             return self._fields[name, kind]
         token = self._token_of[name]
@@ -280,6 +285,7 @@ class _Translation:
         return self._fields[name, kind]
 
     def _boolean(self, expression: Expression) -> Bound:
+        """Return the column of a condition."""
         return self.of(expression, "boolean") or Bound("cast(null as boolean)", 0)
 
     def _given(self, expression: Expression) -> Bound:
@@ -294,6 +300,7 @@ class _Translation:
         conditions: Sequence[Expression],
         word: str,
     ) -> Bound:
+        """Return the column of conditions joined by `and` or `or`."""
         columns = list(map(self._boolean, conditions))
         return self._bind(word.join(each.name for each in columns), *columns)
 
@@ -332,6 +339,9 @@ class _Translation:
         other: Expression,
         kind: SqlKind,
     ) -> Bound | None:
+        """Return the column of `one sign other` as a number of this kind; None: it
+        never is.
+        """
         sql = _ARITHMETIC[sign]
         whole = [self.of(each, "int64") for each in (one, other)]
         wholes = [each for each in whole if each is not None]
@@ -352,6 +362,7 @@ class _Translation:
         sign: str,
         other: Expression,
     ) -> Bound:
+        """Return the column of `one sign other`: null where the kinds differ."""
         found = []
         for kind in KINDS:
             x = self.of(one, kind)
@@ -375,6 +386,9 @@ class _Translation:
         applied: Applied,
         kind: SqlKind,
     ) -> Bound | None:
+        """Return the column of a function of the DSL as a value of this kind; None: it
+        never is.
+        """
         first = applied.applied[0]
         name = applied.name
         if name == "negative":
@@ -400,6 +414,7 @@ class _Translation:
         texts: Sequence[Bound],
         options: Sequence[int | None],
     ) -> Bound:
+        """Return the column of a function of texts, by its name in the DSL."""
         if name in ("lower", "upper"):
             self._doubt(f"not ({texts[0].name} rlike {_ASCII})")
         if name == "trim":
@@ -415,6 +430,7 @@ class _Translation:
         return self._bind(_OF_TEXT[name], *texts)
 
     def _doubt(self, sql: str) -> None:
+        """Add a test to those by which a record is in doubt."""
         self._doubts[f"coalesce({sql}, false)"] = None
 
     def _cast(
