@@ -99,7 +99,7 @@ def put_version(
     Shape: `key` is the row's store key. The row's value is a list of one version. A row
     written by an older release has all versions in its list; they are moved to `past`.
     """
-    past.old_ms = max(past.old_ms, oldest)
+    past.old_ms = max(past.old_ms, oldest)  # before `forget`, which deletes by it
     versions = row.value or [(timestamp, value)]
     for version, following in pairwise(versions):
         _end(past, key, [version], following[0])

@@ -16,6 +16,8 @@ at-least-once, but limited: after five failed deliveries
 (`group.share.delivery.count.limit`) the broker gives a record up.
 Turned down: assigning offset ranges through the group's leader (a second marker,
 session and re-assignment beside the broker's own).
+Relies on: `log.kafka.share_consumer` (the client: all of a batch is acknowledged before
+the next poll), `commit.cluster_policy` (what may be read so).
 """
 
 from __future__ import annotations
@@ -217,6 +219,8 @@ class CooperativeFetch:
                 return records
             self._acquired.wait(max(0.0, min(give_up, self._until) - time.monotonic()))
             if self._acquired.empty:
+                # `commit` first: the client polls only when all is acknowledged. `now`
+                # is before the poll, like the broker's clock of the lock.
                 self.commit()
                 now = time.monotonic()
                 self._acquired.take(
@@ -278,6 +282,9 @@ class CooperativeFetch:
             self._log.close()
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
+        """Note that a record is `done`, or for another delivery; return False if its
+        lock has expired, so that the broker delivers it again.
+        """
         counts = time.monotonic() < self._until and self._acquired.finish(
             record,
             done=done,
@@ -290,6 +297,7 @@ class CooperativeFetch:
         return counts
 
     def _let_go_of_what_expired(self) -> None:
+        """Give the batch up if its lock has expired: others may have its records."""
         if time.monotonic() >= self._until and not self._acquired.empty:
             left = self._release_left()
             log.warning(

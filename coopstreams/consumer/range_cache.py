@@ -218,6 +218,9 @@ def _kept(
     *,
     values: bool,
 ) -> _Batch:
+    """Return the batch of records that cannot be handed out now; without `values` it is
+    bare.
+    """
     if not len(columns):
         return _Batch(NO_RECORDS, next_offset)
     if not values:
@@ -226,6 +229,7 @@ def _kept(
 
 
 def _size(columns: Columns) -> int:
+    """Return the approximate memory of records, by which the cache is limited."""
     beside = RECORD_BYTES if len(columns.values) else BARE_BYTES
     return (
         beside * len(columns)

@@ -31,8 +31,9 @@ class Revocations(Generic[T]):
         """The key ranges lost since the last poll began."""
         self._deadline_s = deadline_s
         self._next: dict[T, float] = {}
+        """The deadline of each key range on `revoke-next`."""
         self._thereafter: dict[T, float] = {}
-        """The deadline of each delayed key range, as in `_next`."""
+        """The same of `revoke-thereafter`: a delay does not move it."""
 
     @property
     def next(self) -> frozenset[T]:
@@ -50,6 +51,7 @@ class Revocations(Generic[T]):
         given_up = set(self._next)
         self._next = self._thereafter
         self._thereafter = {}
+        # last: a key range given up now is not lost, even if its deadline has passed
         late = self.expire(now)
         return given_up, late
 

@@ -3,6 +3,8 @@ responsible broker, and says why it gave up.
 
 Invariant: every wait has a time limit, and its error names the request, the time and
 the last answer.
+Relies on: `group_requests` (which errors pass, and after which the coordinator is
+looked up again), `kafka_network` (the I/O thread).
 Turned down: kafka-python's admin client for the same requests (a second connection and
 thread, and it does not follow a coordinator that moved).
 """
@@ -150,8 +152,8 @@ class Connection:
         node: Any,
         timeout_ms: float = _SLICE_MS,
     ) -> _T:
-        """Send a request to a node; return its decoded answer, or raise kafka-python's
-        error.
+        """Send a request to a node (None: to any); return its decoded answer, or raise
+        kafka-python's error.
         """
         # Both limits: while a connection is being made, the request's own time-out
         # does not run.

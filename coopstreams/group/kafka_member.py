@@ -7,6 +7,8 @@ they run, no heartbeat is sent.
 Invariant: the hooks learn of a lost membership before a new one can begin.
 Invariant: a member that wants a rebalance asks for it shortly before the others send
 their heartbeats (`heartbeats`): then it waits for them as briefly as they for each other.
+Relies on: `coordinator_interface` (`Hooks`: which one is called when), `coordinator`
+(what `heard_at` and `calm_at` decide).
 Turned down: a state machine of our own (kafka-python's has met more brokers).
 Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended;
 `_generation`, `_heartbeat_wakeup` and the `_on_join_*`, `_send_*`, `_handle_*` and
@@ -154,6 +156,7 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         protocol: str,  # noqa: ARG002
         members: list[Any],
     ) -> dict[str, bytes]:
+        """Return the assignment of each member by its id: this member leads the group."""
         return self._hooks.assignments(
             {member.member_id: member.metadata for member in members}
         )
@@ -164,6 +167,9 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         member_id: str,  # noqa: ARG002
         timeout_ms: float | None = None,  # noqa: ARG002
     ) -> None:
+        """Wait before a join: first for the moment of the heartbeats, unless the group
+        rebalances already (or this is no member); then until the hooks allow it.
+        """
         while (  # heartbeats continue meanwhile
             generation >= 0
             and not self._told
@@ -184,6 +190,7 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         protocol: str,  # noqa: ARG002
         member_assignment_bytes: bytes,
     ) -> None:
+        """Pass the assignment to the hooks; join again if they say so."""
         self._told = False
         if self._hooks.joined(generation, bytes(member_assignment_bytes)):
             self.request_rejoin()
@@ -222,10 +229,14 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
             await self._network.sleep(0.005)
 
     async def _send_heartbeat_request(self) -> None:
+        """Note the time, then send: what the answer proves held then, and not when it
+        arrives.
+        """
         self._beat_at = self._host.elapsed()
         await super()._send_heartbeat_request()
 
     def _handle_heartbeat_response(self, response: Any, send_time: float) -> None:
+        """Note what an answer proves: see `heard_at` and `calm_at`."""
         try:
             super()._handle_heartbeat_response(response, send_time)
         except errors.RebalanceInProgressError:
@@ -242,6 +253,9 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         self.heard_at = self.calm_at = self._beat_at
 
     def _process_join_group_response(self, response: Any, send_time: float) -> None:
+        """Tell the hooks the generation, before `identity` names it: see
+        `Hooks.answered`.
+        """
         self._joined_at = (
             self._host.elapsed()
         )  # the request that follows is sent after that
@@ -250,6 +264,7 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         super()._process_join_group_response(response, send_time)
 
     def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
+        """Return the assignment. This answer ends a join: heard, and calm."""
         assignment = super()._process_sync_group_response(response, send_time)
         self.heard_at = self.calm_at = self._joined_at
         return bytes(assignment)

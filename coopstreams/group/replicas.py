@@ -11,6 +11,7 @@ owns it. A standby moves only if the places are better afterwards, or equally go
 the loads more even; so a result that is fed back stays as it is.
 Turned down: a share for each member, as tasks have (an owner can be no standby of its
 own tasks, so shares need not be possible).
+Relies on: `assignor` (calls this with its own result), `claims` (ranges of hashes).
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def _units(
     target: Mapping[str, Collection[TaskId]],
     replicated: Collection[int],
 ) -> list[_Unit]:
+    """Return the units of these targets, among the sub-topologies in `replicated`."""
     tasks: dict[tuple[TaskPartition, str], list[TaskId]] = {}
     for owner, owned in target.items():
         for task in owned:
@@ -218,9 +220,11 @@ class _Places:
         return near + sum(_near(mine, self._infos[other]) for other in others)
 
     def _free(self, unit: _Unit) -> list[str]:
+        """Return the members that could get one more standby of a unit."""
         return [id_ for id_ in self._ids if id_ != unit.owner and id_ not in unit.at]
 
     def _add(self, unit: _Unit, id_: str) -> None:
+        """Give a member a standby of a unit."""
         unit.at.append(id_)
         self._load[id_] += unit.weight
 
@@ -235,5 +239,6 @@ def _overlap(
     ranges: Mapping[TaskPartition, list[KeyRange]],
     unit: _Unit,
 ) -> int:
+    """Return how much of a unit's range is in `ranges` (of its partition), in hashes."""
     of_partition = ranges.get(task_partition_of(unit.tasks[0]), ())
     return sum(common(of_partition, task.key_range) for task in unit.tasks)

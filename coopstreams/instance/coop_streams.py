@@ -1,5 +1,9 @@
 """`CoopStreams`: one running instance of an application, started by `coopstreams run`
 or by a user's program.
+
+Invariant: whatever ends the instance is raised once: by `run`, or by the block.
+Relies on: `components` (what is built, and closed), `instance` (the threads),
+`tasks.lifecycle` (the states), `serving` (what the query server answers).
 """
 
 from __future__ import annotations
@@ -220,6 +224,7 @@ class CoopStreams:
         return self._mounted
 
     def _pause(self, paused: bool) -> None:
+        """Pause or resume the instance; before it exists, note it for `_run_instance`."""
         with self._pausing:
             self._paused = paused
             if self._instance is not None:
@@ -259,6 +264,7 @@ class CoopStreams:
         )
 
     async def _mount(self, block: _Block) -> None:
+        """Answer queries on the event loop of `block`, if the user has taken `asgi()`."""
         if (
             self._mounted is not None
             and self._instance is not None
@@ -326,6 +332,7 @@ class CoopStreams:
         return f'the application "{self.config["application.id"]}"'
 
     def _check_new(self) -> None:
+        """Raise a RuntimeError if this object has run before."""
         if self.state is not StreamsState.CREATED:
             raise RuntimeError(
                 f'this instance of "{self.config["application.id"]}" has run before, it is {self.state.value}: make '
@@ -333,6 +340,7 @@ class CoopStreams:
             )
 
     def _run_quietly(self) -> None:
+        """Run on a thread of its own; keep the error for the block."""
         try:
             self._run()
         except BaseException as error:  # noqa: BLE001 raised again by the thread that uses the context manager
@@ -350,6 +358,7 @@ class CoopStreams:
                 self._block.end(failed=self._error is not None)
 
     def _run(self) -> None:
+        """Run the instance, and set the states around that."""
         try:
             self._lifecycle.to(StreamsState.REBALANCING)
             self._run_parts()
@@ -359,6 +368,9 @@ class CoopStreams:
         self._lifecycle.to(StreamsState.NOT_RUNNING)
 
     def _run_parts(self) -> None:
+        """Run the instance. An error counts as a normal end if `stop` was called before
+        it had begun to join.
+        """
         try:
             self._run_instance()
         except CoopStreamsError as error:
@@ -372,6 +384,9 @@ class CoopStreams:
             )
 
     def _run_instance(self) -> None:
+        """Build the parts, serve queries, run the instance, and close all in the
+        reverse order.
+        """
         if self.config["http.listen"]:
             need_http("the query server", ', or turn it off with http.listen=""')
         if self.config["snapshots.dir"]:
@@ -380,7 +395,7 @@ class CoopStreams:
             if self._from_savepoint is not None:
                 components.seed(self._from_savepoint)
             instance = Instance(components, self._lifecycle)
-            with self._pausing:
+            with self._pausing:  # `_pause` meanwhile waits, and finds the instance
                 instance.pause(self._paused)
                 self._instance = instance
             self._serving = Serving(instance, self.details)
@@ -468,6 +483,9 @@ class _Block:
         await self._serving.aclose()
 
     def _end(self, failed: bool) -> None:
+        """On the event loop: note the end, and cancel the block if the instance
+        `failed`.
+        """
         self.ended.set()
         if failed and self.entered and self._task is not None:
             self._cancelled = True

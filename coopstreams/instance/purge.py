@@ -12,6 +12,9 @@ expired row, which doubles what is written.)
 Invariant: the owner of hash 0 deletes for its siblings: up to the stable offset, and
 the windows that have expired by the stream times there. No sibling is at an earlier
 position or time.
+Relies on: `commit.progress` (the stable offset, and the times named there),
+`state.layout` (which rows expired), `log.precondition` (deletes only in the topic that
+the task knows).
 """
 
 from __future__ import annotations
@@ -127,6 +130,9 @@ class Purge:
         self._turns.take(self._stable(), self._delete)
 
     def _delete(self, source: TopicPartition, due: tuple[int, Task]) -> None:
+        """Delete what is below the stable offset of `due`, as the task of `due` knows
+        it.
+        """
         stable, task = due
         topic_id = task.progress.topic_ids.get(source.topic, NO_TOPIC)
         check = self._membership.may_delete(source.topic, topic_id, task)
@@ -196,6 +202,9 @@ class WindowPurge:
         self._turns.take(self._due(), self._delete)
 
     def _delete(self, changelog: TopicPartition, expired: _Expired) -> None:
+        """Delete the records of a changelog below its first one that is not older than
+        the horizon.
+        """
         cluster = self._membership.log
         # A row's record is not older than the start of its window. So no record below
         # this one is of a window that can still be seen.

@@ -9,6 +9,8 @@ gone).
 Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has
 just started may not know all topics. Turned down: having the leader tell the members (a
 process cannot read a topic that it does not know yet anyway).
+Relies on: `preflight.resolution` (the new topology), `instance.dispatch` (what becomes
+of `Matched`).
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class PatternSubscription:
             self._thread.join(10)
 
     def _run(self) -> None:
+        """Look regularly, until `stop`; any error ends the instance."""
         try:
             while True:
                 hurried = self._host.now() < self._hurried_until
@@ -131,6 +134,10 @@ class PatternSubscription:
             self._emit(Failed(error, "subscription"))
 
     def _look(self) -> None:
+        """Compare the topics that match with those of the topology, once; emit
+        `Matched` if some are new or gone. An error is logged: the next look tries
+        again.
+        """
         known = set(self._resolved.topology.source_topics)
         try:
             there = set(matched(self._built, self._log.partitions()).source_topics)

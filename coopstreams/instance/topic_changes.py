@@ -7,6 +7,9 @@ what was written since. So that is reported, and the tasks go on. (Turned down: 
 them again at once. It would lose state that can still be rebuilt from the source.) A
 source that has got partitions is reported as well: no task reads the new ones, and none
 can before all instances start anew.
+
+Relies on: `commit.positions` (`made_anew`, the cure), `opening` (the ids with which a
+task was opened), `status.stall_detector` (reports the findings).
 """
 
 from __future__ import annotations
@@ -122,6 +125,9 @@ class TopicChanges:
         return failure
 
     def _check_sources(self, tasks: Mapping[TaskId, Task], ids: _Ids) -> None:
+        """Raise the error of `compare` if a source of these tasks has another id than
+        when its task was opened.
+        """
         for task in tasks.values():
             for source in task.sources:
                 known = task.progress.topic_ids.get(source.topic, NO_TOPIC)

@@ -10,6 +10,8 @@ when it was called. A record that cannot be deserialised goes to the deserialisa
 handler. A record at which the processor of a global store raises goes to the processing
 handler. Without commits, each start of each instance meets the record again: every time
 it is counted and logged, and a dead letter is written.
+Relies on: `state.global_table` and `state.global_updates` (the rows),
+`tasks.failure_handlers`, `instance.topic_changes` (the watcher).
 """
 
 from __future__ import annotations
@@ -120,6 +122,7 @@ class Globals:
         if self._reader is None:
             self.loaded = True
             return
+        # Ids before offsets: a topic that is made anew in between shows another id.
         self.topic_ids |= {
             topic: self._log.topic_id(topic)
             for topic in sorted({at.topic for at in self._of})
@@ -199,6 +202,7 @@ class Globals:
             self._writer.close()
 
     def _run(self, failed: Callable[[BaseException], None]) -> None:
+        """Follow the topics until `stop`; see `follow`."""
         try:
             while not self._stopped.is_set():
                 self._step()
@@ -237,6 +241,9 @@ class Globals:
         headers: Headers,
         topic: str,
     ) -> None:
+        """Write a dead letter, and keep it until `_deliver` knows that it is in the
+        log.
+        """
         if self._writer is None:
             self._writer = self._log.writer()
         self._undelivered.append((failure, headers, topic))
@@ -248,6 +255,7 @@ class Globals:
         headers: Headers,
         topic: str,
     ) -> None:
+        """Append a failed record with these headers to a dead-letter topic."""
         assert self._writer is not None
         self._writer.append(
             topic,

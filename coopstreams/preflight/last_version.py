@@ -287,6 +287,9 @@ class LastVersion:
         return self._log.topic_id(self.topic) if _has_bare_store(topology) else ""
 
     def _changes(self, last: Outline, mine: Outline) -> VersionChanges:
+        """Return the differences between two versions, the refused ones weighed by what
+        the topics hold; the word is of all of them, unweighed.
+        """
         found = changes(last, mine)
         word = word_of(found)
         accepted = self._config[ACCEPT] == word

@@ -190,6 +190,8 @@ class Repair:
                     records = _records(spec, changes, expiry.oldest_ms, changelog.topic)
                     outbox.seed(Seeds(changelog, records))
                 result[spec.name] = counted
+        # Last, before the caller commits: an application that has begun meanwhile may
+        # have restored without these rows.
         check_stopped(config)
         return result
 
@@ -220,6 +222,7 @@ class Repair:
         }
 
     def _specs(self, rebuilt: Rebuilt) -> list[StoreSpec]:
+        """Return the stores of a task whose changelogs are repaired."""
         return [spec for spec in rebuilt.specs if spec.name in self.stores]
 
     def _restore(
@@ -229,6 +232,9 @@ class Repair:
         specs: Sequence[StoreSpec],
         present: Database,
     ) -> None:
+        """Restore the stores of `task` (with the range to rebuild) into `present`, from
+        their changelogs up to the planned ends.
+        """
         ends = {
             spec.name: {task.key_range: end}
             for spec in specs

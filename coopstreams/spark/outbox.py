@@ -136,6 +136,7 @@ class Outbox:
         self._writer = self._log.writer(
             f"{config['application.id']}-backfill-{run}-{number}"
         )
+        # After the writer, which ends the earlier attempt: no mark can appear any more.
         self.mark = read_mark(self._log, self._mark)
         """The result that an earlier attempt committed; None: nothing of this task is
         in Kafka.
@@ -165,6 +166,7 @@ class Outbox:
         Raises:
             GroupError: it has members, or has committed.
         """
+        # before the question: an instance that joins later finds the rows
         self._writer.flush(LONGEST_TRANSACTION_MS / 1000)
         application = self._config["application.id"]
         with GroupAdmin(self._config.client, application) as group:
@@ -207,6 +209,7 @@ class Outbox:
         changelog: TopicPartition,
         rows: Sequence[tuple[bytes, bytes | None, int]],
     ) -> int:
+        """Write rows of a changelog; return how many."""
         if rows:
             keys, values, timestamps = zip(*rows, strict=True)
             self._writer.append(

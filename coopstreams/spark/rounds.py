@@ -236,6 +236,7 @@ def _leading(part: SubTopology, topics: Iterable[str]) -> frozenset[str]:
 
 
 def _sinks(part: SubTopology, topics: Iterable[str]) -> list[Node]:
+    """Return the nodes of a part that write these topics."""
     wanted = set(topics)
     return [
         node for node in part.nodes if isinstance(node, Sink) and node.topic in wanted

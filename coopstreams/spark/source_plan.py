@@ -140,6 +140,7 @@ def begin_rebuild(
 
 
 def _check_begun_at_earliest(built: Topology, config: Config) -> None:
+    """Check that every source began at its topics' first records."""
     for part in built.subtopologies:
         for node in part.nodes:
             reset = reset_of(node, config) if isinstance(node, Source) else EARLIEST
@@ -289,6 +290,9 @@ def _rebuild(
     resolved: ResolvedTopics,
     wanted: RebuildScope,
 ) -> Rebuild:
+    """Return what to rebuild: the stores and ranges, where the group stands in their
+    sources, and where their changelogs end now.
+    """
     found = to_rebuild(topology, resolved.tasks, wanted)
     stores = tuple(
         dict.fromkeys(store for rebuilt in found for store in rebuilt.stores)
@@ -366,6 +370,7 @@ def _cut(
 
 
 def _partitions(stage: Stage) -> set[int]:
+    """Return the partitions of which a stage runs tasks."""
     return {task // stage.ranges for task in stage.running}
 
 

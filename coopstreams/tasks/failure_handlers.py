@@ -175,6 +175,7 @@ def is_users(file: str) -> bool:
 
 
 def _innermost(frames: traceback.StackSummary) -> str:
+    """Return the last of these frames that is in the user's code, as `place_of` does."""
     own = [frame for frame in frames if is_users(frame.filename)]
     return (
         f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
@@ -247,6 +248,7 @@ class FailureHandler:
         if self.task is not None and self.tries is not None:
             attempt = self.tries.attempt(self.task, failure)
             failure = replace(failure, attempt=attempt)
+        # before any handler is asked: the record may be good
         if registry_is_away(failure.error):
             self._wait_for_registry(failure, message)
         own = self.topics.get(failure.node) if failure.phase == "processing" else None
@@ -270,9 +272,7 @@ class FailureHandler:
             self.dead_letter(failure, headers, topic)
 
     def _wait_for_registry(self, failure: Failure, message: str) -> NoReturn:
-        """Raise the error that pauses the task. No handler is asked: the record may be
-        good.
-        """
+        """Raise the error that pauses the task."""
         if self.task is None or self.tries is None:
             raise LogError(message, retryable=True) from failure.error
         raise TriedLaterError(message, self.task, UNAVAILABLE_PAUSE_S)

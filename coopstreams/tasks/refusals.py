@@ -12,6 +12,7 @@ the settings do not explain ends the thread, with Kafka's error. Turned down: a 
 callback for each record (half a microsecond for all, and it names the whole batch);
 checking records always (a twentieth of a microsecond for all, for something that is
 rare); remembering refused records by their content (the batch again).
+Relies on: `committer` (aborts the interval, and makes careful ones while `expected`).
 Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka
 `rd_kafka_msg_max_wire_size`.
 """
@@ -336,6 +337,7 @@ def seconds(ms: int) -> str:
 
 
 def _field(content: bytes | None) -> int:
+    """Return the bytes that a key, a value or a header's part takes, with its length."""
     return 1 if content is None else _varint(len(content)) + len(content)
 
 

@@ -3,6 +3,8 @@ the compiled programs.
 
 Invariant: a `ResolvedTopology` is ready for use: its topics are checked, its internal
 topics exist (`preflight.resolution`), and its programs are compiled.
+Relies on: `group.format_level` (what a level of formats decides), `graph.fingerprint`
+(what is announced).
 """
 
 from __future__ import annotations

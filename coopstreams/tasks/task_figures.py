@@ -413,6 +413,7 @@ def hot_groups(shares: Iterable[tuple[int, float]]) -> tuple[HotKeyGroup, ...]:
 
 
 def _place(task: TaskId) -> dict[str, Any]:
+    """Return the fields of a `TaskPlace` that follow from the task's name."""
     return {
         "id": str(task),
         "subtopology": task.subtopology,

@@ -2,6 +2,8 @@
 in which order records continue, and keeps the results of calls.
 
 Invariant: a result is used for the record of its call, or not at all.
+Relies on: `tasks.pending_calls`, which runs the first part (`ahead_of_calls`), and then
+the whole program with the `Results`.
 """
 
 from __future__ import annotations
@@ -98,8 +100,9 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
 
 
 def _leading_to_calls(subtopology: SubTopology) -> set[str]:
+    """Return the names of the asynchronous nodes and of all nodes above them."""
     names = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
-    for node in reversed(subtopology.nodes):
+    for node in reversed(subtopology.nodes):  # parents stand before their children
         if node.name in names:
             names |= set(node.parents)
     return names
@@ -132,6 +135,10 @@ def keys_suffice(subtopology: SubTopology) -> bool:
 
 
 def _needs_its_key_only(node: Node, analysis: Analysis) -> bool:
+    """Return whether a node's result depends on earlier records of the same key only:
+    the rules are at `keys_suffice`. A kind of node that is not in `_BY_KEY` needs the
+    order of the partition.
+    """
     if isinstance(node, AsyncMap):
         return node.calling.order != "partition"
     if isinstance(node, Aggregate) and node.windows is not None:

@@ -4,6 +4,9 @@ other key ranges, before a task reaches them.
 A task has the records of its own range only, each with the stream time that all records
 before it had reached. Without these moments it would call a punctuation late, and with
 a later time, if a record of another range has made it due.
+
+Relies on: `log.batches` (the advances that the reader finds), `program` (asks `first`
+before each record).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ time. Turned down: extracting in the task (siblings would disagree about stream 
 dropping the record in the reader (it would not be counted, and a failure would belong
 to no task), a column of its own for Kafka's timestamps (every batch would carry it for
 the few records that fail), a check in the generated loop (it costs each record).
+Relies on: `log.batches` (calls the column first of all), `program` (calls `valid`).
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def extracting(topology: S, extractor: Function | None) -> S:
 
 
 def _extracting(node: Node, extractor: Function) -> Node:
+    """Return the node; a source of the user's without an extractor gets this one."""
     if isinstance(node, Source) and node.timestamp is None and not node.internal:
         return replace(node, timestamp=extractor)
     return node
@@ -151,6 +153,7 @@ def _failure(
     columns: Columns,
     i: int,
 ) -> Failure:
+    """Return the failure of record `i`, whose timestamp is invalid."""
     timestamp = columns.timestamps[i]
     error: Exception
     if source.timestamp is None:
@@ -271,6 +274,9 @@ def _extractor(source: Source) -> Function:
 
 
 def _checked(function: Function, timestamp: Any) -> int:
+    """Return the result of an extractor (`function`, named in the error) as a
+    timestamp.
+    """
     if timestamp is None:
         return DROPPED
     # Any integer, and no float: a float is probably in seconds, and would pass as a

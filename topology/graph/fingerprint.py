@@ -14,7 +14,9 @@ source begins without a position, and the place that an external sink applies to
 password may change).
 
 Invariant: the same program has the same fingerprints in every process: they depend on
-no address, no module path and no order of a set. Turned down: hashing the bytecode of
+no address, no module path and no order of a set.
+Invariant: a new field of a node or a store is left out while it has its default
+(`_node`, `said`): otherwise a new release counts as another program. Turned down: hashing the bytecode of
 functions (it changes with the Python version, and with the line numbers that a comment
 moves).
 """
@@ -64,6 +66,9 @@ def _fingerprint(
     part: SubTopology,
     partitions: int | None,
 ) -> str:
+    """Return the fingerprint of a part; `partitions` None: not covered, because they
+    follow from a pattern.
+    """
     number_of = {node.name: number for number, node in enumerate(part.nodes)}
     drawn = {
         "nodes": [_node(node, number_of) for node in part.nodes],
@@ -89,6 +94,7 @@ def global_tables_of(topology: Structure, part: SubTopology) -> list[GlobalTable
 
 
 def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
+    """Return what counts of a node; its parents by their numbers in `number_of`."""
     drawn = said(node)
     if isinstance(node, Source):
         if node.pattern is not None:
@@ -131,6 +137,7 @@ def said(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
+    """Return what counts of a dataclass's object, with the name of its class."""
     shown = {
         field.name: said(getattr(value, field.name))
         for field in fields(value)

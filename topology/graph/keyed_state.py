@@ -97,6 +97,9 @@ def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
 
 
 def _keeps_keys(node: Node) -> bool:
+    """Return whether a node forwards the keys that it gets. A new kind of node that
+    does must be named here, or state below it is not checked.
+    """
     if isinstance(node, Processing):
         return node.fixed_key
     if isinstance(node, AsyncMap):
@@ -138,6 +141,7 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
 
 
 def _check_found(node: Processing, stores: Mapping[str, StoreSpec]) -> None:
+    """Check that each store that a processor names is among `stores`."""
     for name in node.store_names:
         if name not in stores:
             raise TopologyError(
@@ -152,6 +156,9 @@ def _check_state_by_key(
     used: Iterable[StoreSpec],
     key: Serde[Any] | None,
 ) -> None:
+    """Check that the stores that a processor uses write keys as `key`: the serde of its
+    records' keys; None, and nothing to compare, if they are not those of the topic.
+    """
     for store in used:
         if key is not None and store.key != key:
             cure = (
@@ -167,6 +174,7 @@ def _check_state_by_key(
 
 
 def _check_own_stores(node: AsyncProcessing, nodes: Iterable[Node]) -> None:
+    """Check that no other processor uses the stores of an asynchronous one."""
     for other in nodes:
         if isinstance(other, Processing) and other is not node:
             for name in set(node.store_names) & set(other.store_names):
@@ -177,6 +185,9 @@ def _check_own_stores(node: AsyncProcessing, nodes: Iterable[Node]) -> None:
 
 
 def _check_plain_stores(node: AsyncProcessing) -> None:
+    """Check that the stores of an asynchronous processor keep no headers, and that no
+    row expires.
+    """
     for store in node.stores:
         if isinstance(store.value, KeptHeaders):
             raise TopologyError(

@@ -88,6 +88,9 @@ def optimized(topology: S, wanted: str) -> S:
 
 
 def _joining_once(part: SubTopology) -> SubTopology:
+    """Return the part with `single.store.self.join`: without the second store of each
+    such join.
+    """
     nodes = tuple(_keeping_once(node) for node in part.nodes)
     kept = {store.name for node in nodes for store in stores_of(node)}
     return replace(
@@ -98,6 +101,7 @@ def _joining_once(part: SubTopology) -> SubTopology:
 
 
 def _keeping_once(node: Node) -> Node:
+    """Return the node, an inner join of a stream with itself with one store only."""
     if (
         isinstance(node, StreamStreamJoin)
         and node.kind == "inner"
@@ -108,6 +112,7 @@ def _keeping_once(node: Node) -> Node:
 
 
 def _reusing(part: SubTopology) -> SubTopology:
+    """Return the part with `reuse.ktable.source.topics`."""
     reused = dict(_reusable(part.nodes))
     return replace(
         part,
@@ -116,6 +121,9 @@ def _reusing(part: SubTopology) -> SubTopology:
 
 
 def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
+    """Return the store; if its name is in `reused`, without a changelog, restored from
+    the topic there.
+    """
     return (
         replace(store, logged=False, source=reused[store.name])
         if store.name in reused

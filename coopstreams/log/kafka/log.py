@@ -5,6 +5,10 @@ that enough brokers know (`group.partition_leader`). A read_uncommitted consumer
 requests the other offsets: a read_committed one gets the last stable offset
 (`stable_offsets`), and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever
 after a broker's restart (measured).
+Invariant: a `check` is called before each attempt of a change, as the time between two
+attempts suffices for a reset (`log.precondition`).
+Relies on: `retries` (how long an attempt may take), `kafka_errors` (which errors heal),
+`group.end_offsets`, `group.hanging_transactions` (requests to single brokers).
 """
 
 from __future__ import annotations
@@ -413,6 +417,7 @@ class KafkaLog:
         return self._request(describe, [topic], what, attempt, fine=fine)
 
     def _attempt(self, operation: str, topic: str) -> Attempt:
+        """Return what an error of access names: the login, the operation, the topic."""
         return Attempt(self._errors.login, operation, topic)
 
     def _take_transactions(self) -> Transactions:
@@ -579,6 +584,9 @@ class KafkaLog:
         patience: Patience,
         failover_s: float,
     ) -> T:
+        """Make one attempt at a `question` to the consumer, which gets its time limit
+        in seconds; `failover_s`: see `Patience.attempt_s`.
+        """
         with self._lock:  # in librdkafka's consumer a second caller starves
             if self._closed:
                 raise LogError("this log is closed")

@@ -134,7 +134,9 @@ class NativeBuffer:
         self._reported = MessageBuffer(consumer)
         """Sorts the messages in the client's own queue by partition."""
         self._ids: dict[TopicPartition, int] = {}
+        """The extension's number of each partition that is read."""
         self._partitions: dict[int, TopicPartition] = {}
+        """The same, the other way round."""
 
     def connect(self, consumer: Consumer) -> None:
         """Fetch with this client, which the thread has just made."""

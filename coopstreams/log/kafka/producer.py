@@ -3,6 +3,9 @@
 `ProducerTransaction` has the part of `Writer` that a consumer's commit needs. It
 begins, commits and aborts the transaction; the user's own records go out by the same
 producer.
+
+Relies on: `consumer.consumer_commit` (what is called in which order), `writer` (the same
+for the producer of an application).
 """
 
 from __future__ import annotations
@@ -178,6 +181,9 @@ class ProducerTransaction:
         *arguments: object,
         unusable: Collection[int] = _ENDED,
     ) -> None:
+        """Call a method of the producer; translate its errors. `unusable`: the codes
+        after which the producer is of no more use.
+        """
         try:
             call(*arguments)
         except CLIENT_ERRORS as exception:

@@ -255,6 +255,9 @@ class KafkaShare:
         self._client.close()
 
     def _failure(self, error: KafkaError) -> LogError:
+        """Return the error to raise for this error of the client, with a cure if one is
+        known.
+        """
         if (cure := _CURES.get(error.code())) is None:
             return translated(error, f"share group {self._group}", self._attempt(""))
         return LogError(
@@ -263,9 +266,11 @@ class KafkaShare:
         )
 
     def _attempt(self, topic: str) -> Attempt:
+        """Return what an error of access names: this group reads `topic`."""
         return Attempt(self._errors.login, "Read", topic, self._group)
 
     def _check_writes(self, admin: AdminClient, topics: Collection[str]) -> None:
+        """Check that this principal may write these topics; a missing topic passes."""
         if not topics:
             return
         asked = admin.describe_topics(
@@ -293,6 +298,7 @@ class KafkaShare:
                 )
 
     def _configure(self, admin: AdminClient, group_settings: Mapping[str, str]) -> None:
+        """Alter the settings of the group."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in group_settings.items()
