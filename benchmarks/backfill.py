@@ -61,8 +61,9 @@ from coopstreams.spark.execution import carry_out
 from coopstreams.spark.plan import Plan
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.failures import Failure

@@ -70,6 +70,7 @@ from coopstreams.tasks.events import CaughtUp, Event
 from coopstreams.tasks.failure_handlers import (
     FailureHandler,
 )
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.misplaced_topics import Misplaced, Placing
 from coopstreams.tasks.record_retries import Tries
@@ -79,12 +80,7 @@ from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.resolved_topology import reset_of_topic
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
-from coopstreams.tasks.task import (
-    Incarnation,
-    Task,
-    TaskServices,
-    TaskSettings,
-)
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn

@@ -57,6 +57,7 @@ from coopstreams.tasks.events import (
     ThreadRemoved,
 )
 from coopstreams.tasks.held_errors import Doubts
+from coopstreams.tasks.incarnation import Incarnation
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     StreamsState,
@@ -64,7 +65,7 @@ from coopstreams.tasks.lifecycle import (
 )
 from coopstreams.tasks.resolved_topology import ResolvedTopology, at_level
 from coopstreams.tasks.stream_thread import StreamThread
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Task
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 

@@ -48,8 +48,8 @@ from coopstreams.tasks.events import (
     Failed,
     Opened,
 )
+from coopstreams.tasks.incarnation import Incarnation, committed_positions, store_times
 from coopstreams.tasks.record_retries import Held
-from coopstreams.tasks.task import Incarnation, committed_positions, store_times
 from coopstreams.topology.errors import (
     AccessDeniedError,
     GroupError,

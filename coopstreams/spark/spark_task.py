@@ -81,14 +81,10 @@ from coopstreams.tasks.failure_handlers import (
     dead_letter_topics,
     may_drop,
 )
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import (
-    Incarnation,
-    Task,
-    TaskServices,
-    TaskSettings,
-)
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import (
     NO_RECORDS,
     Columns,

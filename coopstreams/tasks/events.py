@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.incarnation import Incarnation
 from coopstreams.tasks.record_retries import Held
 from coopstreams.tasks.repeated_timeouts import OutlastingError
 from coopstreams.tasks.resolved_topology import ResolvedTopology
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Task
 from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 

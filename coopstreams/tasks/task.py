@@ -24,27 +24,28 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import (
-    Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coopstreams.commit.progress import Progress
-from coopstreams.commit.record import Segment
 from coopstreams.commit.sink_transactions import Applying
-from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
-from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.birth_order import BirthOrder, Own
 from coopstreams.tasks.hot_key_groups import Heat
+from coopstreams.tasks.incarnation import (
+    Incarnation,
+    TaskServices,
+    TaskSettings,
+    committed_positions,
+    parts_of,
+    store_times,
+)
 from coopstreams.tasks.mark_schedule import MarkSchedule
-from coopstreams.tasks.misplaced_topics import Placing
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.promised_times import read_time_of
 from coopstreams.tasks.queues import (
@@ -58,19 +59,15 @@ from coopstreams.tasks.queues import (
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task_figures import TaskFigures
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.operator_time import Part, operators_of
-from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
 from coopstreams.topology.compile.timestamps import as_written
 from coopstreams.topology.external_sinks import SinkSession
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Sink, SubTopology
+from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.stores import StoreSpec, TableStore
-from coopstreams.topology.task_id import TaskId
 
 if TYPE_CHECKING:
-    from coopstreams.tasks.spans import RecordSpans
+    pass
 
 MOST_TAKEN = 1000
 """The most records whose calls begin at once. Then the limit on their bytes is checked.
@@ -83,137 +80,6 @@ Kafka's transaction stays open meanwhile, and its broker waits for neither.
 """
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Incarnation:
-    """One opening of a task, made by the opener. A task that is closed and opened again
-    is another incarnation.
-    """
-
-    id: TaskId
-    sources: tuple[TopicPartition, ...]
-    state: TaskState
-    progress: Progress
-    epoch: int = 0
-    """The epoch of the membership under which the task was opened. Its work can be
-    committed under no other epoch.
-    """
-    sink: SinkSession | None = None
-    """The session with the task's external sink; None: it has none."""
-
-
-def committed_positions(
-    task: TaskId,
-    stores: Iterable[StoreSpec],
-    progress: Progress,
-) -> dict[str, dict[KeyRange, int]]:
-    """Return the committed offset of each part of the task's range, for each store that
-    is restored from its source topic.
-
-    A store whose topic has no partition of the task's number is left out.
-    """
-    sources = {
-        store.name: TopicPartition(store.source, task.partition)
-        for store in stores
-        if store.source is not None
-    }
-    return {
-        name: progress.committed_positions(source)
-        for name, source in sources.items()
-        if source in progress.partitions
-    }
-
-
-def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
-    """Return the latest stream time of each store's operators at the task's lowest
-    positions; -1 if no record has reached them.
-
-    No window of the stores starts later. Operators below a filter may have an earlier
-    stream time than the partition.
-    """
-    lowest = [progress.lowest(source) for source in progress.partitions]
-    operators = operators_of(subtopology)
-    return {
-        store.name: max(
-            (
-                each.time(at.operator_times, at.stream_time)
-                for at in lowest
-                for each in operators[store.name]
-            ),
-            default=NO_STREAM_TIME,
-        )
-        for store in subtopology.stores
-    }
-
-
-def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
-    """Return the parts of a task's range with the times that their earlier owners had
-    reached.
-
-    `apart`: make each key group a part, because owners with equal committed positions
-    may have changed their rows after the commit, each up to another record.
-    """
-    parts = [
-        Part(each.key_range, each.stream_time, each.operator_times) for each in segments
-    ]
-    if not apart:
-        return parts
-    return [
-        part._replace(key_range=one)
-        for part in parts
-        for group in part.key_range.groups.numbers
-        if (one := part.key_range.intersect(KeyRange.of_groups(group, group)))
-        is not None
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
-    """The settings with which a task processes records."""
-
-    caching: bool
-    """Whether updates stay in record caches until a commit."""
-    by_key: bool = False
-    """Whether a record may overtake records of other keys that wait for calls, if the
-    program allows it.
-    """
-    max_idle_ms: int = 0
-    """The setting `max.task.idle.ms`."""
-    as_sent: bool = False
-    """Whether records are in the order of births as they come: the test driver's, with
-    one source partition.
-    """
-    exactly_once: bool = True
-    """Whether the state is exactly that of the committed positions; otherwise it may be
-    later.
-    """
-
-
-def _unmeasured(_: float) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class TaskServices:
-    """The functions and values of a process that its tasks use."""
-
-    partitions: Callable[[str], int]
-    """Returns the partition count of a topic to which the task writes."""
-    global_tables: Mapping[str, TableStore] = field(default_factory=dict)
-    output: Callable[[str], Output] = Output
-    """Returns a new output to a topic."""
-    host: Host = SYSTEM
-    latency: Callable[[float], None] = _unmeasured
-    """Called with the age of a batch's first record. Units: seconds."""
-    spans: RecordSpans | None = None
-    """The spans of the task's records; None: nothing is traced."""
-    folder: Path | None = None
-    """The folder for records that wait, and have no room in memory; None: where the
-    system has temporary files.
-    """
-    placing: Placing | None = None
-    """Checks whether records are in the wrong partition; None: nothing does."""
 
 
 class Task:
@@ -270,28 +136,8 @@ class Task:
         )
         by_key = settings.by_key and program.keys_suffice
         self.program = self._bound(program, settings, by_key=by_key)
-        positions = []
-        for source in opened.sources:
-            start = opened.progress.lowest(source)
-            positions.append((source, Position(start.position, start.stream_time)))
-            # Windows close as they would have for the previous owner.
-            self.program.resume(source, start.stream_time, start.operator_times)
-            for part in opened.progress.segments(source):
-                self.program.keep_promises(
-                    source,
-                    part.stream_time,
-                    part.operator_times,
-                )
-        self.queues: SourceQueues | BirthOrder = (
-            BirthOrder(
-                positions,
-                services.folder,
-                own={source: self._own(source) for source in self.own_sources},
-                as_sent=settings.as_sent,
-            )
-            if program.in_birth_order
-            else SourceQueues(positions, settings.max_idle_ms)
-        )
+        self._resume()
+        self.queues = self._queues(program, settings)
         self.timed = bool(program.timed_sinks)
         """Whether the task writes to timed topics."""
         self.promises = self.timed and not program.timed_sources
@@ -305,30 +151,10 @@ class Task:
         """Per source, the operator times that parts of the range have reached, with
         their offsets.
         """
-        self.calls: PendingCalls | None = None
+        self.calls = self._pending_calls(program, by_key=by_key)
         """The records that wait for calls; None: no node is asynchronous."""
-        if program.ahead is not None:
-            self.calls = PendingCalls(
-                program,
-                self.program,
-                opened.state.stores,
-                opened.progress,
-                self._on_failure,
-                self._host,
-                by_key=by_key,
-                spans=self._spans,
-            )
-        self.applying: Applying | None = None
+        self.applying = self._applying(program, opened.sink)
         """Applies the task's records to its external sink; None: it has none."""
-        sink = program.subtopology.applies_to
-        if opened.sink is not None and sink is not None:
-            self.applying = Applying(
-                opened.sink,
-                sink.name,
-                opened.sources[0],
-                opened.progress,
-                self._on_failure,
-            )
         self.idle_ms = program.idle_ms
         self.marks = MarkSchedule()
         self.progress.tells_times = self.promises or bool(self.own_sources)
@@ -354,6 +180,75 @@ class Task:
         """Replace `figures`, which other threads read."""
         self.figures = TaskFigures.of(self)
 
+    def _resume(self) -> None:
+        """Let the windows of the program close as they would have for the earlier
+        owners.
+        """
+        for source in self.sources:
+            start = self.progress.lowest(source)
+            self.program.resume(source, start.stream_time, start.operator_times)
+            for part in self.progress.segments(source):
+                self.program.keep_promises(
+                    source,
+                    part.stream_time,
+                    part.operator_times,
+                )
+
+    def _queues(
+        self,
+        program: Program,
+        settings: TaskSettings,
+    ) -> SourceQueues | BirthOrder:
+        """Return the queues of the sources, at the lowest positions."""
+        positions = [
+            (source, self.progress.position(source)) for source in self.sources
+        ]
+        if not program.in_birth_order:
+            return SourceQueues(positions, settings.max_idle_ms)
+        return BirthOrder(
+            positions,
+            self._services.folder,
+            own={source: self._own(source) for source in self.own_sources},
+            as_sent=settings.as_sent,
+        )
+
+    def _pending_calls(
+        self,
+        program: Program,
+        *,
+        by_key: bool,
+    ) -> PendingCalls | None:
+        """Return the calls of the asynchronous nodes; None: there is none."""
+        if program.ahead is None:
+            return None
+        return PendingCalls(
+            program,
+            self.program,
+            self.state.stores,
+            self.progress,
+            self._on_failure,
+            self._host,
+            by_key=by_key,
+            spans=self._spans,
+        )
+
+    def _applying(
+        self,
+        program: Program,
+        session: SinkSession | None,
+    ) -> Applying | None:
+        """Return what applies records to the external sink; None: there is none."""
+        sink = program.subtopology.applies_to
+        if session is None or sink is None:
+            return None
+        return Applying(
+            session,
+            sink.name,
+            self.sources[0],
+            self.progress,
+            self._on_failure,
+        )
+
     def _bound(
         self,
         program: Program,
@@ -366,7 +261,7 @@ class Task:
         """
         services = self._services
         parts = {
-            source.topic: _parts(
+            source.topic: parts_of(
                 self.progress.segments(source),
                 apart=not settings.exactly_once,
             )

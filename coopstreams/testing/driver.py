@@ -58,15 +58,11 @@ from coopstreams.tasks.failure_handlers import (
     dead_letter_topics,
     may_drop,
 )
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import (
-    Incarnation,
-    Task,
-    TaskServices,
-    TaskSettings,
-)
+from coopstreams.tasks.task import Task
 from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.compiled_programs import Identity, compiled, tables
 from coopstreams.testing.direct_source import DirectSource

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,7 @@ from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks import birth_order, mark_schedule, pending_calls
+from coopstreams.tasks import birth_order, incarnation, mark_schedule, pending_calls
 from coopstreams.tasks import task as tasks_at_work
 from coopstreams.tasks.birth_order import BirthOrder
 from coopstreams.tasks.committer import Committer
@@ -33,7 +33,11 @@ from coopstreams.tasks.stream_thread import Promised, StreamThread
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.compile.program import BoundProgram
-from coopstreams.topology.operators.join_memory import EmissionGate, _Side
+from coopstreams.topology.operators.join_memory import (
+    EmissionGate,
+    _LiveSide,
+    _NativeSide,
+)
 from coopstreams.topology.operators.moving_windows import Closing
 from tests.simulation import world
 from tests.simulation.fibers import Scheduler
@@ -90,24 +94,38 @@ def times_of_the_reader() -> AbstractContextManager[Any]:
     )
 
 
-def newest_of_all_rows() -> AbstractContextManager[Any]:
+@contextmanager
+def newest_of_all_rows() -> Iterator[None]:
     """Records of a join expire by all rows of the task, also by those of an earlier
     owner of other keys.
     """
-    init = _Side.__init__
+    with ExitStack() as patched:
+        for side in (_LiveSide, _NativeSide):
+            patched.enter_context(patch.object(side, "__init__", _by_all(side)))
+        yield
 
-    def newest(self: _Side, store: Any, retention_ms: int) -> None:
-        init(self, store, retention_ms)
-        self._newest = self._swept = self._of_all[0]
 
-    return patch.object(_Side, "__init__", newest)
+def _by_all(side: type[_LiveSide | _NativeSide]) -> Callable[..., None]:
+    init: Callable[..., None] = side.__init__
+
+    def newest(
+        self: Any,
+        store: Any,
+        retention_ms: int,
+        _: int,
+        of_all: list[int],
+        found: Any,
+    ) -> None:
+        init(self, store, retention_ms, of_all[0], of_all, found)
+
+    return newest
 
 
 def begun_with_the_partition() -> AbstractContextManager[Any]:
     """Windows below a filter expire by the stream time of their partition when a task
     begins.
     """
-    return patch.object(tasks_at_work, "operators_of", lambda _: {})
+    return patch.object(incarnation, "operators_of", lambda _: {})
 
 
 @contextmanager
@@ -203,9 +221,9 @@ def one_for_all_owners() -> AbstractContextManager[Any]:
     """Under at-least-once, too, key groups whose commits are at one position count as
     one part.
     """
-    parts = tasks_at_work._parts
+    parts = incarnation.parts_of
     return patch.object(
-        tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False)
+        tasks_at_work, "parts_of", lambda segments, **_: parts(segments, apart=False)
     )
 
 

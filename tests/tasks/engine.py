@@ -34,13 +34,14 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Aborted, Closed, Drains, Event, Failed, ThreadEnded
 from coopstreams.tasks.failure_handlers import FailureHandler
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.record_retries import Tries
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeated_timeouts import Outlasting
 from coopstreams.tasks.repeated_warnings import Sayings
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
-from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
+from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

@@ -10,14 +10,9 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
+from coopstreams.tasks.incarnation import Incarnation, TaskServices, TaskSettings
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import (
-    APPLIED_S,
-    Incarnation,
-    Task,
-    TaskServices,
-    TaskSettings,
-)
+from coopstreams.tasks.task import APPLIED_S, Task
 from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition

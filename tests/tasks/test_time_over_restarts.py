@@ -13,7 +13,7 @@ from coopstreams import StreamsBuilder, TimeWindows, serdes
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
-from coopstreams.tasks.task import store_times
+from coopstreams.tasks.incarnation import store_times
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.graph.topology import Topology

@@ -338,12 +338,8 @@ def _side(store: WindowTableStore, retention_ms: int) -> _Side:
         [_NEVER],
     )
     of_all[0] = max(of_all[0], newest, *(at for _, at in found))
-    native = getattr(store, "rows", None)
-    return (
-        _LiveSide(store, retention_ms, newest, of_all, found)
-        if native is None
-        else _NativeSide(store, native, retention_ms, newest, of_all, found)
-    )
+    make = _LiveSide if getattr(store, "rows", None) is None else _NativeSide
+    return make(store, retention_ms, newest, of_all, found)
 
 
 class _NativeSide:
@@ -352,15 +348,14 @@ class _NativeSide:
     def __init__(
         self,
         store: WindowTableStore,
-        rows: Any,
         retention_ms: int,
         newest: int,
         of_all: list[int],
         found: Iterable[tuple[bytes, int]],
     ) -> None:
         self._store = store
-        loaded = cast(Any, store).loaded
-        self._times = rows.side(loaded, retention_ms, newest, of_all)
+        native = cast(Any, store)
+        self._times = native.rows.side(native.loaded, retention_ms, newest, of_all)
         for key, at in found:
             self._times.know(key, at)
         self.between = self._times.between
