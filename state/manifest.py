@@ -17,6 +17,8 @@ them. Turned down: a snapshot as the only copy of state. A damaged one could not
 refused, and a deleted key would come back once compaction removes its tombstone from
 the changelog. Turned down: RocksDB checkpoints (tied to one database and its options; a
 range could not be taken out).
+Relies on: `snapshot` (writes the slices), `published_snapshot` (which manifest counts),
+`snapshot_download` (reads them).
 """
 
 from __future__ import annotations

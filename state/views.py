@@ -6,6 +6,7 @@ read.
 Invariant: a view returns nothing outside the ranges. The caller checks after the read
 whether the ranges are still owned. Turned down: reading through the write buffers (a
 query would see changes that an abort discards, and would need a lock on the hot path).
+Relies on: `database` (what a snapshot of an engine sees), `layout` (the order of keys).
 """
 
 from __future__ import annotations

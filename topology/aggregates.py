@@ -12,6 +12,8 @@ counts records, and the sum of no values is null.
 Invariant: the state after some records depends on their order at most, never on
 commits, ranges or serialisation. Invariant: a line that may raise comes before any line
 that changes a state in place, so a record that fails changes nothing.
+Relies on: `aggregate_rows` (how the lines are put together, and the bytes of a row),
+`sketches` (states of many values).
 Turned down: a list of all values (`collect_list`): a row would grow without bound.
 """
 

@@ -4,6 +4,9 @@ Values are dicts, or objects of a class.
 fastavro writes 1.5 as the long 1, and any value as a boolean. So a check before the
 write refuses each value that fastavro would change. Turned down: fastavro's own
 validation (three times as slow as the writing).
+
+Relies on: `schemas` (wire format and versions), `avro_limits` (called before each
+read).
 Source: Apache Avro 1.12, binary encoding and schema resolution, by fastavro.
 """
 

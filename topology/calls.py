@@ -8,6 +8,9 @@ calls are made and retried.
 Many calls of a task run at a time, outside of the stream thread. Their results pass
 through the program in the order of the partition, so the nodes below get the same
 records as from a synchronous function.
+
+Relies on: `calling.lanes` (makes the calls), `tasks.pending_calls` and
+`compile.call_order` (the order of records).
 """
 
 from __future__ import annotations

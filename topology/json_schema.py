@@ -5,6 +5,7 @@ Invariant: a value is written in one form: without spaces, the entries of object
 order of their names, the fields of a class in its order. A key in another form has
 other bytes, so it would be another key although its id is the same. Readers of a topic
 refuse it.
+Relies on: `schemas` (wire format and versions), `compatibility.json_schema_changes`.
 Source: JSON Schema 2020-12; Confluent, "JSON Schema Serializer".
 """
 

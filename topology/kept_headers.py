@@ -8,6 +8,8 @@ A record that an operator holds back (`suppress`, a join with grace) may be stor
 its topic, partition and offset, if a processor below may ask for them. They are in an
 additional last header, which is removed when the record is forwarded.
 
+Relies on: `operators.suppress_operators` and `operators.grace_joins` (hold records
+back), `compile.processor_stores`.
 Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers
 and writers would carry one more column for each row, and the database would need a
 second layout.

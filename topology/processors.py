@@ -32,6 +32,8 @@ punctuations of its own.
 Invariant: a processor belongs to one task, and to its thread. A function of
 `process_async` changes nothing itself: its puts and forwarded records are recorded. The
 task's thread applies them when the results of all earlier records have been applied.
+Relies on: `compile.task_processor` and `compile.processor_stores` (the context and the
+stores that a processor gets), `tasks.pending_calls` (the turns of `process_async`).
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
 """
 

@@ -12,6 +12,8 @@ the next begins. A second value with the same timestamp replaces the first.
 Invariant: a committed version keeps its bytes when it is moved to the store of earlier
 versions. So a program whose class has fewer fields than the bytes does not lose the
 other fields.
+Relies on: `stores` (`VersionTableStore.forget`: what may be deleted before a commit),
+`operators.tables` and `operators.lookups` (call this).
 Turned down: all versions in one row (each update would write all of them, and a row
 larger than the changelog's largest record would stop the application). Turned down:
 windows by the ends of versions (brokers delete a changelog of windows by the wall

@@ -10,6 +10,9 @@ type of a value at run time (one record in a million corrupts a topic), or by th
 annotations of a function (correcting one would change the bytes of a topic); a class
 instead of a serde (it does not name the format); comparing serdes by name (two teams
 call theirs "json").
+Relies on: `serde` (what is read back, and when). A serde's name is compared between
+versions (`graph.fingerprint`, `graph.outline`, `state.manifest`): another name is
+another format.
 """
 
 from __future__ import annotations

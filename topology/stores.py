@@ -6,6 +6,8 @@ are already serialised: they are the key bytes that Kafka carried, so the key ha
 store entry is the key hash of its record.
 
 Invariant: the next commit writes every dirty entry to store and changelog, or none.
+Relies on: `state.layout` (the bytes of each kind), `state.table`, `state.window_table`
+and `state.native_table` (implement this).
 """
 
 from __future__ import annotations

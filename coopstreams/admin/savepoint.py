@@ -14,6 +14,8 @@ of one moment, and the records between the tasks are those behind these position
 operator pauses the application for it. Turned down: marks in the repartition topics by
 which writers and readers agree on a moment (the records of a writer that are behind its
 mark and in front of another one's cannot be told apart).
+Relies on: `state.snapshot_round` and `instance.snapshot_taker` (the owners' side),
+`opening.seeding` (the start from a savepoint).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ clients (`security`). Any value may refer to a file or an environment variable
 (`references`).
 
 Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
+A new setting is a row of `SETTINGS` and, by `python -m tests.docs.reference`, of
+docs/reference/settings.md.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's
 documentation).
 """

@@ -8,6 +8,8 @@ leaves no stale lag behind.
 
 Invariant: every instance has a registry of its own; nothing is global, so several
 instances live in one process (tests do).
+A new metric is an attribute of `Metrics` and, by `python -m tests.docs.reference`, a
+row of docs/reference/metrics.md.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@ and the part of the target that is granted now.
 
 In task ids, a topic takes the place of a sub-topology. Its number is a hash of its
 name, so that members with different subscriptions agree on the number.
+
+Relies on: `assignors` (the target), `group.claims` (what is granted), `consumer_policy`
+(who may share).
 """
 
 from __future__ import annotations

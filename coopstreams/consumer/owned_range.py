@@ -8,6 +8,8 @@ handed out.
 Invariant: records wait only while their key range is stuck (too many are in flight, or
 it is paused). Records that do not fit into the cache are dropped and read again, which
 `behind` notes.
+Relies on: `commit.inflight` (what is done), `range_reader` (feeds it), `range_cache`,
+`consumer_commit` (takes the segments).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ Invariant: no key range is opened that overlaps another one of its partition tha
 consumer still holds.
 Invariant: alone or not, a range is opened behind the barrier, at a term above all terms
 seen before.
+Relies on: `commit.barrier`, `commit.positions` (terms), `group.holdings` (what this
+member may open).
 """
 
 from __future__ import annotations

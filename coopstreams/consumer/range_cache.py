@@ -11,6 +11,8 @@ the log still has. Records that compaction has removed are skipped.
 Invariant: offsets ascend. `bytes` is the size of all records that cannot be handed out
 now, whole or bare. Turned down: asking for single records (each costs a round trip;
 neighbours together cost one).
+Relies on: `owned_range` (asks and fills), `range_reader` (drops what has no room, and
+reads it again).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ siblings together. A cell is the part of a partition that one slot takes.
 
 Invariant: every cell has one member and every member its quota. A member keeps the
 cells that it holds completely, up to its quota.
+Relies on: `slots` (the cells), `claims` (what members hold), `assignor` (checks the
+result).
 Turned down: a maximum matching (cubic; the leader decides on the thread that sends its
 heartbeats), keeping members in the order of the hash space (when the first of n leaves,
 all others shift: half of everything moves; by overlap it is a quarter).

@@ -11,6 +11,8 @@ Invariant: equal values give equal bytes (a member that is not the leader starts
 rebalance only with different bytes).
 Invariant: decoding foreign bytes raises only `GroupError`, which names the member that
 sent them.
+Relies on: `members` (what a field means, and its default in older versions),
+`format_level` (what may be sent).
 Turned down: one record a field (the broker keeps all of a group in one record of about
 1 MB: measured).
 """

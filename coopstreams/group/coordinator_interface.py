@@ -3,6 +3,8 @@ Kafka, without a client.
 
 Two classes implement `Coordinator`: `GroupCoordinator` (kafka-python) and the model of
 the simulation, which answers late, twice, or never.
+
+Relies on: `membership` (makes the decisions of `Hooks`).
 """
 
 from __future__ import annotations

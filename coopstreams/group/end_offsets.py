@@ -5,6 +5,7 @@ One request goes to each broker, all at once, and one to each leader. A broker t
 dead or hangs is waited for only if it may know of a newer leader than the brokers that
 answered.
 
+Relies on: `partition_leader` (which answers suffice), `end_requests`.
 Turned down: reusing the answers of an earlier request (the leader may have changed
 since). One request covers many partitions.
 """

@@ -5,6 +5,7 @@ Each function returns an exchange: a request, and a function that reads its answ
 raises kafka-python's error for a refusal.
 
 Invariant: a commit carries the identity that it was begun under, never the current one.
+Relies on: `connection` (sends an exchange again while its error `passes`).
 """
 
 # pyright: reportAttributeAccessIssue=false

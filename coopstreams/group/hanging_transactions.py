@@ -9,6 +9,8 @@ Invariant: a marker is written only if the coordinator gave the same answer befo
 after the partitions were asked: then the producer has not gone on in between. And it is
 written only if the other brokers name this coordinator: one that hung and wakes up
 calls an open transaction committed (seen).
+Relies on: `transaction_requests` (what is asked), `partition_leader` (whose answer
+counts).
 Turned down: asking every broker after each commit (two requests a commit; only brokers
 with KAFKA-20734 need it), and a new transactional id for each run of a process (its
 predecessor's open offsets would hold the group for ever).

@@ -4,6 +4,8 @@ leaders, and the markers that end them.
 Each function returns an exchange: a request and a function that reads its answer, as in
 `group_requests`. An answer about many partitions has a result or an error for each, so
 a partition without a leader does not hide the other partitions.
+
+Relies on: `missing_markers` (what the answers mean).
 """
 
 # pyright: reportAttributeAccessIssue=false

@@ -9,6 +9,8 @@ Invariant: a thread has tasks only in generations whose members know its transac
 id. Other members would end its transaction as that of a dead process.
 Invariant: a number is free again only when its thread has ended: two producers with one
 transactional id fence each other.
+Relies on: `presence` (tells the group the ids), `tasks.stream_thread` (how a thread
+ends).
 Source: Kafka Streams `KafkaStreams.addStreamThread`, `removeStreamThread` (KIP-663).
 """
 

@@ -12,6 +12,8 @@ Invariant: the tasks of one partition that are opening, running or closing here 
 overlap; a task that overlaps one of them waits. Every revoked task is released exactly
 once, and only when it is closed. Turned down: opening a new key range while a task that
 overlaps it still commits (two writers for one key).
+Relies on: `group.holdings` (which tasks the group gives, and when one is released),
+`instance` (carries the actions out).
 """
 
 from __future__ import annotations

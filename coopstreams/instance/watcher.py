@@ -11,6 +11,8 @@ clock); `Lags` collects them.
 Invariant: the watcher only reads what the other threads publish; it never makes them
 wait. Turned down: a time-out that restarts tasks (it hides the reason, and a slow call
 looks like a dead one).
+Relies on: `task_registry` (`Standing`: what runs), `components` (what is called each
+second, and in which order).
 """
 
 from __future__ import annotations

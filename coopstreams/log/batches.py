@@ -6,6 +6,8 @@ so the rules cannot differ between logs.
 
 Invariant: a record is in exactly one slot, or in none if its hash is outside all
 ranges; every slot gets a batch, so that its position moves. Time marks are in no slot.
+Relies on: `compile.timestamps` (comes first), `compile.operator_time`, `clocks` (time
+marks).
 Turned down: hashing and splitting record by record (three times as slow as a
 comprehension of hashes and lists of indexes: measured).
 """

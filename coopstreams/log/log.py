@@ -8,6 +8,8 @@ reader or writer may be native without a change above.
 
 Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself
 is thread-safe.
+Relies on: `batches` (what is in a `RecordBatch`), `precondition` (why a change takes a
+`Check`).
 """
 
 from __future__ import annotations

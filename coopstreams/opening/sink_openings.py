@@ -7,6 +7,8 @@ returns the reason.
 Invariant: a session is opened after the barrier, when the group's positions are known.
 So if a partition unknown to the sink has no position in the group, none of its records
 were ever applied; if it has one, the sink has lost its own.
+Relies on: `topology.external_sinks` (what `open` does), `opener` (the barrier before
+it).
 """
 
 from __future__ import annotations

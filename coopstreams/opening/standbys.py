@@ -18,6 +18,8 @@ Invariant: the rounds of a warm-up follow each other at once, until it is ready.
 what was written during the one before, so they get shorter.
 Invariant: tasks come first. A round takes one request, or one fetch, at a time, and only
 while the opener has nothing to do; an error here delays the standbys alone.
+Relies on: `restores` (a round is one of its restores), `opener` (calls `step`),
+`group.warmups` (what the leader makes of a warm-up that is ready).
 Turned down: one restore without an end (each restore already knows when a changelog was
 made anew, was cut, or is too old; a restore without an end would need all of it again);
 standbys of stores that are restored from a source topic (they must stand exactly where

@@ -9,6 +9,8 @@ reason, and rows may be gone already); a setting that accepts a deleted changelo
 would stay, and accept the next one); going on with the state folders (each has only the
 key ranges that its process had); telling Faust's changelogs by the form of their rows,
 their settings or the metadata of offsets (they may be the same).
+Relies on: `facts` (what a check may know), `resolution` (gathers, checks, then
+creates).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Invariant: `gather` lists the topics once at most, and describes their settings 
 request. A request for a single topic is made only if a check needs it: for example, the
 ends of changelogs while the record of the last version is missing. The settings of the
 commit topic are asked for beside the others, because a user may not see these.
+Relies on: `checks` (which uses each fact), `last_version`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Invariant: every response is JSON, NDJSON, server-sent events, Prometheus' text, or a
 file of the page. Every error has the form of `problems`, and every request is counted.
+Relies on: `gate` (errors and counts), `access` (who may ask for which path), `service`
+(the answers), `openapi` (has each path a second time).
 """
 
 from __future__ import annotations

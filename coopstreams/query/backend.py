@@ -8,6 +8,7 @@ Invariant: an open view reads committed state of its whole key range. `owned()` 
 if and only if no other instance can have owned the range since the view was opened. An
 instance that cannot be sure of its membership (no heartbeat answered within the session
 time-out) owns nothing.
+Relies on: `instance.serving` (implements it).
 Turned down: returning stores and letting reads fail with exceptions (Kafka Streams'
 users write retry loops around it).
 """

@@ -7,6 +7,7 @@ blocking client and the one for asyncio are two loops that fetch and wait.
 
 Invariant: None means that the owner of the key has no such key. Transient failures (a
 task moves, an instance restarts) are retried for `deadline_s`, and then raised.
+Relies on: `paths` (the URLs), `problems` (which errors are `retryable`).
 """
 
 from __future__ import annotations

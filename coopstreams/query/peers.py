@@ -10,6 +10,8 @@ Invariant: an instance that does not answer delays no request to another one.
 Invariant: an answer of another instance costs bounded memory and bounded time on the
 event loop, whatever it contains, and never leads to INTERNAL. Reading it raises only
 `ValueError`, and what was read can be written into an answer of this instance.
+Relies on: `problems` (how an error travels), `range_pages` (a part of a range),
+`access` (the tokens).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ refused as incomplete.
 Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at
 once) count as none, because either may be wrong. A hash without an owner is moving, and
 the client may ask again.
+Relies on: `backend` (`Placement`), `peers` (asks the instance that this names).
 Turned down: asking the previous owner of the key (it returns old values while the new
 owner already writes).
 """

@@ -8,6 +8,8 @@ see a record twice.
 
 Invariant: results and dead letters are written only for records that did not fail; the
 writer's flush comes before their acknowledgement.
+Relies on: `share_thread` (calls in order: process, flush, acknowledge), `delivery` (the
+states of a record).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ changes nothing. Turned down: advisory locks (a pool between client and server g
 them to another client), prepared transactions (off by default, and left behind by a
 crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
 say which row is refused).
+Relies on: `topology.external_sinks` (what is called in which order),
+`opening.sink_openings` (opens, and repeats it).
 Source: PostgreSQL 15, appendix A (error codes), INSERT (ON CONFLICT); psycopg 3.
 """
 

@@ -6,6 +6,8 @@ it and decides nothing again.
 
 Invariant: until the plan is stored, nothing is created except internal topics, which
 are empty.
+Relies on: `outbox` (announces the run), `preflight.resolution` (topics), `plan`
+(decides).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ continues at the cut.
 
 Invariant: publishing can be repeated, with the same outcome, until a live task has
 committed; then it is refused.
+Relies on: `execution` (has checked that all stages are done), `preflight.last_version`,
+`commit.record` (what an offset carries).
 """
 
 from __future__ import annotations

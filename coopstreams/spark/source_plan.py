@@ -6,6 +6,9 @@ sub-topologies are unread: the state would differ from the application's.
 
 Invariant: until the plan is stored, nothing is created except missing internal topics;
 in a dry run nothing at all.
+Relies on: `plan` (the stages), `committed_positions` (where the group stands),
+`committed_records` (how ranges are aligned with that), `changelog_repair` (what is
+written).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Only the control thread decides; the opener, the stream threads and the group member put
 events into its inbox.
+
+Relies on: `instance.dispatch` and `instance.instance` (what follows an event).
 """
 
 from __future__ import annotations

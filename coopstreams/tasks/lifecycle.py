@@ -7,6 +7,7 @@
 An error while the instance closes its tasks turns pending-shutdown into error.
 Invariant: a listener is called by the thread whose work it reports, so a slow listener
 delays that work. An exception in a listener ends the instance.
+Relies on: `instance.coop_streams` and `instance.instance` (move the state).
 Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`,
 `StreamsUncaughtExceptionHandler` (KIP-671).
 """

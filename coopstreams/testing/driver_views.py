@@ -1,4 +1,7 @@
-"""A test's view of a topology: its input topics, output topics and stores."""
+"""A test's view of a topology: its input topics, output topics and stores.
+
+Relies on: `driver` (processes what is sent before anything is read).
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ how two topologies differ.
 
 Invariant: a description leaves out user functions: they may change without changing a
 topic or a store.
+Relies on: `outline` (reads the JSON, also that of older releases: an entry keeps its
+name and its meaning).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ that count the records on it:
 Invariant: a drawing depends on the topology alone, so all instances that run the same
 topology have the same picture. Turned down: counting on each edge while records pass (a
 statement for each record and operator), only to draw it.
+Relies on: `layers` (where each box is).
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ view divides them. Null values are no numbers: they leave a row as it is.
 Invariant: in doubt, a fold is not known, and runs as one by functions.
 Invariant: the total of a mean is a float from the first number on, so its rounding
 depends only on the order of the numbers, which is that of offsets.
+Relies on: `operators.native_folds` (the code of such a fold), `state.native_table` (its
+rows).
 Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed
 integer, big-endian. Turned down: reading lambdas (bytecode proves nothing about the
 types it meets); the mean itself as the row (it lacks the weight of the next number).

@@ -6,6 +6,7 @@ the cluster.
 
 Invariant: topologies that do the same with the same names have equal outlines. An
 outline leaves out functions, names of nodes, and the topics that match a pattern now.
+Relies on: `description` (writes the JSON), `changes` (compares two outlines).
 """
 
 from __future__ import annotations

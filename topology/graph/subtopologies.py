@@ -7,6 +7,8 @@ in the order of their first nodes, as in Kafka Streams.
 
 Invariant: every node is in one sub-topology, every store has at most one changelog,
 every internal topic has a name of its own.
+Relies on: `graph` (what was attached), `keyed_state` and `order_and_time` (which
+programs are refused), `partitions` (the counts, once topics are known).
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ become columns.
 One comprehension a column: 15 to 45 ns a cell, an eighth of the cost of a record
 object. Work for each message is avoided where possible: offsets without holes become a
 range, timestamps in order are their own running maximum.
+
+Relies on: `fetch_buffer` (the rules of each method), `log.batches` (makes batches of
+the columns).
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ handles the events of the client.
 Fetched records bypass the queue of the consumer, which keeps events and callbacks. It
 is polled with each fetch: callbacks of confluent-kafka may run nowhere else. The
 extension calls none of them; it notes the arguments for `error_cb`.
+
+Relies on: `fetch_buffer` (the rules of each method), `native` (the interface of the
+extension).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ producer between two of its markers. A marker takes an offset and decides the sp
 
 Invariant: offsets only grow, and no offset is given twice; compacted and deleted
 records, and markers, leave a hole.
+Relies on: `transactions` (spans and markers), `log.batches`.
 """
 
 from __future__ import annotations

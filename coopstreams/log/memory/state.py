@@ -4,6 +4,8 @@ transactions, group offsets.
 Readers and writers share it under one lock. Each method is a broker's work for one
 request. None waits or uses a clock. A simulated cluster overrides `tell`, the step in
 which the coordinator informs a participant how a transaction ended, to delay it.
+
+Relies on: `log.log` (the contract), `partition`, `transactions`.
 """
 
 from __future__ import annotations

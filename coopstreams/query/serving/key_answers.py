@@ -10,6 +10,7 @@ Invariant: an answer equals that of `QueryApp`: the query, the rows, the JSON, a
 refusals (`Gate`) come from the same functions.
 Invariant: a batch reads a key range by one view, and its ownership is checked after the
 last read of the batch.
+Relies on: `local_reads` (views and owners), `front` (calls it, on a thread of its own).
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ An instance tells the group its address when it joins, before it can serve. So b
 and serving are two steps.
 
 Invariant: importing this module loads no web server; `start` does.
+Relies on: `app` (answers), `connections` (limits), `front` (the native one, if there is
+one).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ Invariant: rows from Spark to Python have empty lists, not null ones. Spark asks
 size of the batch after each row, and Arrow's Java then fills in the offsets of all null
 lists since the last one that is not null. With nulls only, as for headers, the work
 grows with the square of the batch: two thirds of the JVM's time (measured).
+Relies on: `routing` (makes ROUTED), `spark_task` (reads it in the order of `time`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ and their frames in Spark.
 
 Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it
 is one topic partition in order.
+Relies on: `kafka_source` and `jvm_source` (the readers), `arrow_rows` (`HISTORY`).
 """
 
 from __future__ import annotations
