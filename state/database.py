@@ -505,6 +505,9 @@ class EngineStores:
         groups: KeyGroups,
         known: Container[tuple[str, int, KeyGroups]],
     ) -> FamilyRows:
+        """Return the rows of some key groups of a family, not read if `known` has their
+        version.
+        """
         version = self._versions.of(family, groups.first)
         rows = (
             None
@@ -651,6 +654,7 @@ class EngineStores:
         return rows
 
     def _families(self, store: str) -> list[str]:
+        """Return the families of a store: of a segmented one those that have rows."""
         if self.specs[store].kind not in layout.SEGMENTED:
             return [layout.family_of(store)]
         return [
@@ -832,6 +836,7 @@ class EngineStores:
         *,
         reverse: bool = False,
     ) -> list[Rows]:
+        """Scan a family between several bounds, in one call if the engine can."""
         if isinstance(self._engine, Scanning):
             return self._engine.scans(family, bounds, reverse=reverse)
         return [self._engine.scan(family, *each, reverse=reverse) for each in bounds]
@@ -846,6 +851,7 @@ class EngineStores:
         end: bytes | None,
         most: int,
     ) -> Iterable[tuple[bytes, bytes]]:
+        """Return the first `most` rows between two keys, in one call if the engine can."""
         if isinstance(self._engine, Peeking):
             return self._engine.first(family, start, end, most)
         return islice(self._engine.scan(family, start, end), most)
@@ -864,6 +870,7 @@ def _is_between(
     start: bytes | None,
     end: bytes | None,
 ) -> bool:
+    """Return whether start <= key < end; None: no bound."""
     return (start is None or key >= start) and (end is None or key < end)
 
 

@@ -503,6 +503,7 @@ class WindowTable(TimedTable):
         start: int,
         entry: Entry,
     ) -> None:
+        """Add a live row to the entries, and to those of its window's start."""
         self.entries[key] = entry
         keys = self._by_start.get(start)
         if keys is None:
@@ -514,6 +515,7 @@ class WindowTable(TimedTable):
         self._add(key, layout.time_of(self.spec.kind, key), entry)
 
     def _forget(self, key: bytes) -> None:
+        """Drop a live row, which is committed: it is read again when it is needed."""
         del self.entries[key]
         start = layout.time_of(self.spec.kind, key)
         self._visible.evicted(start)
@@ -536,6 +538,9 @@ class WindowTable(TimedTable):
         return self._visible.rows(start, end)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
+        """Return the changes of these rows (None: deleted), by time segment; rows of
+        expired segments are left out.
+        """
         segments: dict[int, tuple[list[bytes], list[bytes | None]]] = {}
         # many keys have windows of one start
         of_time: dict[bytes, tuple[list[bytes], list[bytes | None]]] = {}

@@ -95,6 +95,7 @@ def _text(schema: AvroSchema) -> str:
 
 @cache
 def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
+    """Return the serde of the schema in `text`, of dicts or of objects of `type_`."""
     schema = _parsed(text)
     _check_type(type_, schema)
     name = schema["name"] if isinstance(schema, dict) and "name" in schema else text
@@ -153,6 +154,7 @@ def _parsed(text: str) -> Any:
 
 
 def _check_type(type_: Any, schema: Any) -> None:
+    """Check that a class fits the kind of the schema."""
     is_record = isinstance(schema, dict) and schema["type"] == "record"
     if is_record and isinstance(type_, type) and issubclass(type_, tuple):
         raise SerdeError(
@@ -262,6 +264,9 @@ def _check_of(schema: Any, named: dict[str, Check]) -> Check | None:
 
 
 def _record_check(schema: Mapping[str, Any], named: dict[str, Check]) -> Check | None:
+    """Return the check of a record; None: all of its fields are written as they are.
+    `named`: gets it under the record's name.
+    """
     fields: list[tuple[str, Check]] = []
 
     def check(value: Any) -> None:
@@ -274,6 +279,7 @@ def _record_check(schema: Mapping[str, Any], named: dict[str, Check]) -> Check |
                 except TypeError as error:
                     raise TypeError(f"{name}: {error}") from None
 
+    # before the fields are looked at: one of them may be a record of this name
     named[schema["name"]] = check
     found = [
         (field["name"], _check_of(field["type"], named)) for field in schema["fields"]
@@ -283,6 +289,8 @@ def _record_check(schema: Mapping[str, Any], named: dict[str, Check]) -> Check |
 
 
 def _array_check(inner: Check | None) -> Check:
+    """Return the check of an array; `inner` checks its items, None: nothing to check."""
+
     def check(value: Any) -> None:
         if isinstance(
             value,
@@ -297,6 +305,8 @@ def _array_check(inner: Check | None) -> Check:
 
 
 def _map_check(inner: Check | None) -> Check | None:
+    """Return the check of a map; `inner` checks its values; None: nothing to check."""
+
     def check(value: Any) -> None:
         if inner is not None and isinstance(value, Mapping):
             for item in value.values():
@@ -306,6 +316,7 @@ def _map_check(inner: Check | None) -> Check | None:
 
 
 def _whole_check(kind: str) -> Check:
+    """Return the check of an int or a long: fastavro would cut off a fraction."""
     end = 1 << _WHOLE[kind]
 
     def check(value: Any) -> None:
@@ -320,6 +331,8 @@ def _whole_check(kind: str) -> Check:
 
 
 def _fitting_check(kind: str, *fitting: Any) -> Check:
+    """Return the check that a value is one of `fitting`."""
+
     def check(value: Any) -> None:
         if value not in fitting:
             _refuse(value, kind)
@@ -397,6 +410,9 @@ def _members(kind: str, member: Read) -> Read:
 
 
 def _record(schema: Mapping[str, Any], named: dict[str, Read]) -> Read:
+    """Return the function that makes a record of JSON values. `named`: gets it under
+    the record's name.
+    """
     fields: dict[str, Read] = {}
 
     def read(value: Any) -> Any:
@@ -404,7 +420,7 @@ def _record(schema: Mapping[str, Any], named: dict[str, Read]) -> Read:
             raise TypeError(f"{value!r} is no record")
         return {name: fields.get(name, _same)(item) for name, item in value.items()}
 
-    named[schema["name"]] = read
+    named[schema["name"]] = read  # before the fields, as in `_record_check`
     fields |= {
         field["name"]: _from_json(field["type"], named) for field in schema["fields"]
     }
@@ -412,6 +428,9 @@ def _record(schema: Mapping[str, Any], named: dict[str, Read]) -> Read:
 
 
 def _union(branches: list[Any], readers: list[Read]) -> Read:
+    """Return the function that makes a JSON value one of the first branch that takes
+    it.
+    """
     from fastavro.validation import validate
 
     def read(value: Any) -> Any:

@@ -265,6 +265,7 @@ class Lane(Generic[AnyCall]):
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, calls: Sequence[AnyCall]) -> None:
+        """On the loop: queue calls, each behind the last one of its chain."""
         if self._draining:
             return
         for call in calls:
@@ -280,6 +281,7 @@ class Lane(Generic[AnyCall]):
         self._fill()
 
     def _drain(self) -> None:
+        """On the loop: see `drain`. A call that rests before its next attempt ends now."""
         self._draining = True
         self._last.clear()
         self._queue.clear()
@@ -297,6 +299,7 @@ class Lane(Generic[AnyCall]):
             self._ended(())
 
     def _cancel(self) -> None:
+        """On the loop: see `cancel`. Threads whose calls go on count as lost."""
         if not self._cancelled:
             Lane._lost += self._out
         self._cancelled = True
@@ -587,6 +590,7 @@ class Lane(Generic[AnyCall]):
         arguments: Sequence[Any],
         answer: asyncio.Future[Any],
     ) -> None:
+        """On a thread: call the function, and set `answer` on the loop."""
         try:
             value = function(*arguments)
             error = None
@@ -626,6 +630,9 @@ class Lane(Generic[AnyCall]):
             self._loop.call_later(timeout_s / LOOKS, self._cancel_late, timeout_s)
 
     def _cancel_late(self, timeout_s: float) -> None:
+        """On the loop: cancel the attempts whose time is over; look again if some are
+        left.
+        """
         self._watching = False
         now = self._loop.time()
         for task, attempt in self._running.items():

@@ -553,6 +553,7 @@ def _read_segment(
 
 
 def _read_times(data: bytes, at: int) -> tuple[OperatorTimes, int]:
+    """Return the operator times at `at`, and where they end."""
     count, at = read_varint(data, at)
     times = []
     for _ in range(count):
@@ -567,6 +568,9 @@ def _read_ahead(
     at: int,
     position: int,
 ) -> tuple[Ahead | None, int]:
+    """Return what a task has read ahead of `position`, from `at` on, and where it ends;
+    None: nothing.
+    """
     length, at = read_varint(data, at)
     if not length:
         return None, at
@@ -576,6 +580,7 @@ def _read_ahead(
 
 
 def _uvar(out: bytearray, number: int) -> None:
+    """Append a number to `out`."""
     if number < 0:
         raise ValueError(
             f"cannot write {number}: positions, runs and lengths are not negative, runs lie in order above the position"
@@ -600,6 +605,9 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _check_version(data: bytes, newest: int = VERSION) -> None:
+    """Check the version of a key or a value; `newest`: the last one that is known of
+    it.
+    """
     if not data or not VERSION <= data[0] <= newest:
         what = f"version {data[0]}" if data else "no version"
         known = (
@@ -617,6 +625,7 @@ def _damaged(
     data: bytes,
     problem: Exception,
 ) -> LogError:
+    """Return the error of a `part` (key or value) that cannot be read."""
     return LogError(
         f"a record of {COMMIT_TOPIC} has a {part} that no member of this group can have written ({problem}): "
         f"{data[:80].hex()}"

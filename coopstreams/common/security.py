@@ -327,6 +327,7 @@ class Security:
             ) from error
 
     def _java_tls(self, rest: dict[str, Any]) -> dict[str, str]:
+        """Return the TLS settings for the Java client; take them out of `rest`."""
         java: dict[str, str] = {}
         if (authorities := rest.pop("ssl.ca.location", None)) is not None:
             java |= {
@@ -354,6 +355,7 @@ class Security:
         return java
 
     def _java_login(self, rest: dict[str, Any]) -> dict[str, str]:
+        """Return the SASL settings for the Java client; take them out of `rest`."""
         if self.mechanism not in _JAVA_LOGIN:
             raise ConfigError(
                 f"connector jvm: sasl.mechanism {self.mechanism} cannot be told to the Java client; read with "
@@ -379,6 +381,7 @@ def is_security(name: str) -> bool:
 
 
 def _check_name(name: str) -> None:
+    """Check that a security setting is known, and not of a single client."""
     for client in _CLIENTS:
         if name.startswith(client):
             raise ConfigError(
@@ -418,6 +421,7 @@ def _one_of(
     value: Any,
     allowed: tuple[str, ...],
 ) -> str:
+    """Return a setting's value in capitals, one of `allowed`."""
     text = str(value).upper()
     if text not in allowed:
         raise ConfigError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
@@ -429,6 +433,7 @@ def _flag(
     name: str,
     default: bool,
 ) -> bool:
+    """Return a setting that is true or false."""
     text = str(given.get(name, default)).lower()
     if text not in _TRUE | _FALSE:
         raise ConfigError(f"{name}: {text!r} is neither true nor false")

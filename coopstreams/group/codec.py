@@ -265,6 +265,7 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
 
 
 def _cluster(cluster: Cluster) -> _Cluster:
+    """Return the wire form of the owners."""
     members = tuple(
         _Member(
             **_info(m.info),
@@ -278,6 +279,9 @@ def _cluster(cluster: Cluster) -> _Cluster:
 
 
 def _info(info: MemberInfo) -> dict[str, Any]:
+    """Return the fields of the wire form of a member's description; `_info_of` is the
+    reverse.
+    """
     return {
         "process": info.process,
         "host": info.host,
@@ -295,6 +299,7 @@ def _info(info: MemberInfo) -> dict[str, Any]:
 
 
 def _info_of(wire: _Info) -> MemberInfo:
+    """Return the description of a member from its wire form."""
     topology = tuple(Runs(*part) for part in wire.topology)
     return MemberInfo(
         wire.process,
@@ -343,6 +348,9 @@ def _tasks(tasks: Iterable[TaskId]) -> tuple[_Task, ...]:
 
 
 def _task(task: TaskId) -> _Task:
+    """Return the wire form of a task: its key groups, or exact hashes (with a 0 behind)
+    if it is not cut at groups.
+    """
     if task.key_range.is_cut_at_groups:
         return (task.subtopology, task.partition, *task.key_range.groups)
     return (
@@ -359,6 +367,7 @@ def _task_ids(wire: Iterable[_Task]) -> tuple[TaskId, ...]:
 
 
 def _task_id(wire: _Task) -> TaskId:
+    """Return the task of a wire form: see `_task`."""
     subtopology, partition, start, end, *exact = wire
     return TaskId(
         subtopology,
@@ -380,6 +389,7 @@ def _unwrap(
     data: bytes,
     who: str,
 ) -> Any:
+    """Decode Kafka's part of the bytes of `who`, a member named in the error."""
     try:
         return wrapper.decode(data)
     except Exception as error:  # the parser may raise anything on foreign bytes

@@ -205,6 +205,7 @@ class SnapshotTaker:
         self._publish_if_due(self._rounds)
 
     def _work(self) -> None:
+        """Look again and again, until `stop`; an error is logged once."""
         while not self._stop.wait(self._look_s):
             try:
                 self.look()
@@ -446,6 +447,7 @@ class SnapshotTaker:
         return [part for part in self._parts.values() if part is not None]
 
     def _begin(self, rounds: Rounds) -> None:
+        """Begin a round, as the publisher."""
         self._see_publication()
         run = new_run(self._host.wall_ms(), self._host.unique())
         begun = Round(run, self._last.number)
@@ -507,6 +509,9 @@ def _moment(
     specs: Sequence[StoreSpec],
     written: Written,
 ) -> _Moment:
+    """Return the positions of a task and iterators over its rows, of one commit.
+    `written`: what need not be read. On the stream thread, between two commits.
+    """
     rows: dict[str, list[tuple[Checkpoint, list[FamilyRows]]]] = {}
     if database is not None:
         groups = groups_of(task.id.key_range)
@@ -549,6 +554,7 @@ def _part_name(task: TaskId) -> str:
 
 
 def _figures(manifest: Manifest | None) -> SnapshotFigures | None:
+    """Return what the status says of a snapshot; None: there is none."""
     if manifest is None:
         return None
     return SnapshotFigures(
@@ -559,6 +565,7 @@ def _figures(manifest: Manifest | None) -> SnapshotFigures | None:
 
 
 def _part(name: str, data: bytes) -> Part | None:
+    """Return a part from its file (`name`, for the log); None: it cannot be read."""
     try:
         return Part.from_json(data)
     except SnapshotError as error:
@@ -571,5 +578,6 @@ def _topic_ids(
     spec: StoreSpec,
     task: TaskId,
 ) -> set[str]:
+    """Return the ids of the changelogs that the checkpoints of a task's store name."""
     runs = database.checkpoints(spec.name).within(groups_of(task.key_range))
     return {run.topic_id for run in runs}

@@ -148,6 +148,9 @@ class QueryApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Hold what needs the event loop: connections to peers, the service, the feed
+        of the page.
+        """
         peers = Peers(self._backend, self.gate.access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits, self.budget)
         self._feed = StatusFeed(
@@ -162,6 +165,7 @@ class QueryApp:
         try:
             yield
         finally:
+            # first: what is cancelled below is answered with TASK_MOVING
             self.gate.ended = True
             if renewing is not None:
                 renewing.cancel()
@@ -179,6 +183,7 @@ class QueryApp:
         )
 
     async def _key(self, what: What, request: Request) -> Response:
+        """Answer for one key. `what`: keys, windows, sessions or versions."""
         query = key_query(
             what,
             self._store(request),
@@ -198,6 +203,9 @@ class QueryApp:
         return _json(await self._service.points(query))
 
     async def _range(self, request: Request) -> Response:
+        """Answer a range query: its part of a forwarded one, in bytes; a page as JSON;
+        or, on demand, all pages line by line.
+        """
         store = self._store(request)
         if _forwarded(request):
             query = unpacked(_parameters(request, "query").text("query"))
@@ -222,6 +230,7 @@ class QueryApp:
         )
         a_page = min(self._limits.entries, total or self._limits.entries)
         query = await self._service.read(lambda: range_query(store, parameters, a_page))
+        # before the response begins, so that an error has its own status
         first = await self._service.page(store, query, asked)
         return StreamingResponse(
             self._lines(store, query, first, total, asked),
@@ -309,6 +318,9 @@ class QueryApp:
         return _json(msgspec.json.encode(Paused(self.gate.here, paused)))
 
     async def _health(self, what: str, request: Request) -> Response:
+        """Answer a probe. `what`: live or ready. Without a token the reasons are
+        withheld.
+        """
         health = self._backend.health()
         well = health.live and (what == "live" or health.ready)
         headers = request.headers
@@ -388,6 +400,7 @@ class QueryApp:
             return await answer(request)
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
+        """Answer a request that no route takes."""
         assert isinstance(error, HTTPException)
         refusal = unknown_path(f"{request.method} {request.url.path}")
         if error.status_code != refusal.status:
@@ -444,6 +457,9 @@ class MountedApp:
 
 
 async def _renew(certificates: Certificates) -> None:
+    """Read the certificates again when their files have changed; until then those from
+    before are used.
+    """
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         try:
@@ -457,6 +473,9 @@ async def _renew(certificates: Certificates) -> None:
 
 
 def _page_body(store: StoreInfo, page: Page) -> bytes:
+    """Return a page of a range query as JSON: its entries, and the ranges that were
+    read for it.
+    """
     ranges = [
         {
             "partition": cover.partition,

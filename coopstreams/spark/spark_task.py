@@ -484,6 +484,7 @@ class TaskAttempt:
         self._reporter.end()
 
     def _process(self, received: RecordBatch) -> None:
+        """Process the records of a batch, and all that becomes ready by it."""
         self._task.add(received)
         if isinstance(self._task.queues, BirthOrder):
             # Rows come in the order of births: none is born before this one.
@@ -582,6 +583,9 @@ class TaskAttempt:
         )
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
+        """Yield the outputs so far as rows, or write them to Kafka. An attempt whose
+        mark is there writes nothing: its outputs are in the log.
+        """
         for output in (
             *self._task.program.outputs.values(),
             *self._dead_letters.values(),
@@ -666,6 +670,7 @@ class TaskAttempt:
         self._task.commit({spec.name: 0 for spec in self._specs})
 
     def _result(self) -> TaskResult:
+        """Return the task's result; write its state to changelogs and snapshots first."""
         work = self._work
         writer = None
         if work.snapshots is not None:
@@ -756,6 +761,9 @@ class TaskAttempt:
         spec: StoreSpec,
         expired: Counter[str],
     ) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield the changelog records of a store; count in `expired` the rows that are
+        left out.
+        """
         expiry = self._expiry(spec)
         changelog = changelog_topic(self._application, spec.name)
         horizon = horizon_of(self._state.stores[spec.name])
@@ -773,6 +781,7 @@ class TaskAttempt:
         headers: Headers,
         topic: str,
     ) -> None:
+        """Note a dead letter among the outputs."""
         letters: Any = self._dead_letters[topic]
         letters.keys.append(failure.key)
         letters.values.append(failure.value)

@@ -181,6 +181,7 @@ class RecordSpans:
         self._open.clear()
 
     def _taken(self, source: TopicPartition, columns: Columns) -> list[int]:
+        """Return the rows whose spans `take` has begun."""
         if not self._open:
             return []
         return [
@@ -259,6 +260,8 @@ def _awaited(
     function: Callable[..., Awaitable[Any]],
     span: Span,
 ) -> Callable[..., Awaitable[Any]]:
+    """Return the coroutine function, run in this span."""
+
     async def call(*arguments: Any) -> Any:
         with use_span(span, record_exception=False, set_status_on_exception=False):
             return await function(*arguments)
@@ -267,6 +270,8 @@ def _awaited(
 
 
 def _called(function: Callable[..., Any], span: Span) -> Callable[..., Any]:
+    """Return the function, run in this span."""
+
     def call(*arguments: Any) -> Any:
         with use_span(span, record_exception=False, set_status_on_exception=False):
             return function(*arguments)

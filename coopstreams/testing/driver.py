@@ -431,6 +431,9 @@ class TopologyTestDriver:
         headers: Headers | None,
         at: int | None,
     ) -> None:
+        """Send a record, and process all that follows from it. `at`: its partition,
+        None: that of the key.
+        """
         if timestamp is None:
             timestamp = self.now_ms
         if not (self._at_hand or self._unread):
@@ -693,6 +696,7 @@ class TopologyTestDriver:
         ]
 
     def _database(self, part: SubTopology, partition: int) -> Database:
+        """Return the database of a partition of a sub-topology; made at the first call."""
         if (part.id, partition) not in self._databases:
             made = Database(Memory(), part.stores)
             if (folder := self._state_dir) is not None:
@@ -711,6 +715,7 @@ class TopologyTestDriver:
         progress: Progress,
         database: Database,
     ) -> Task:
+        """Return a task; its rows are watched for changes in place."""
         program = self._programs[task_id.subtopology]
         native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
@@ -765,6 +770,9 @@ class TopologyTestDriver:
         return task
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
+        """Return the failure handler of a task (None: of global tables), which keeps
+        failures for the test.
+        """
         topics = self._built.dead_letter_topics
         handle = FailureHandler(
             task,
@@ -782,6 +790,7 @@ class TopologyTestDriver:
         return on_failure
 
     def _route(self, source: TopicPartition) -> None:
+        """Have the reader split a source partition for its tasks."""
         tasks = self._tasks[source]
         drops = may_drop(self._config)
         program = self._programs[tasks[0].id.subtopology]
@@ -986,6 +995,7 @@ class TopologyTestDriver:
                 )
 
     def _append_one(self, record: Forwarded) -> None:
+        """Append one record to the log."""
         topic, key, value, timestamp, headers, partition = record
         self._append(
             topic,
@@ -1008,6 +1018,7 @@ class TopologyTestDriver:
         headers: Headers,
         topic: str,
     ) -> None:
+        """Forward a dead letter, which the topology itself may read."""
         record = Forwarded(
             topic,
             failure.key,
@@ -1023,6 +1034,7 @@ class TopologyTestDriver:
             self._log.check(topic, [record.key], [record.value])
 
     def _commit(self, task: Task) -> None:
+        """Commit a task: its changelogs first, so that checkpoints name what is there."""
         checkpoints = {}
         with self._collecting("when the record caches were flushed"):
             batches = task.flush()

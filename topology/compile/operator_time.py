@@ -395,6 +395,10 @@ def _arrives(
     read: Reads,
     check: Callable[[bytes | None], None] | None,
 ) -> bool:
+    """Return whether a record reaches the operator at the end of `way`. `read`: which
+    of key and value the functions on the way need; `check`: raises for a key that the
+    task would refuse.
+    """
     if key is None and _drops_null_keys(way[-1]):
         return False
     try:
@@ -449,6 +453,7 @@ def _mapped(
     key: Any,
     values: list[Any],
 ) -> list[Any]:
+    """Return the values that a mapper makes of these values."""
     mapped: list[Any] = [
         node.mapper(key, value) if node.with_key else node.mapper(value)
         for value in values
@@ -461,6 +466,9 @@ def _branch(
     key: Any,
     value: Any,
 ) -> int:
+    """Return the number of the branch that takes the record; one more than the last:
+    none does.
+    """
     return next(
         (
             number

@@ -331,6 +331,7 @@ class BoundProgram:
         self.advance(source, reached)
 
     def _run(self, source: TopicPartition, columns: Columns) -> None:
+        """Run the generated loop of `source` over these records."""
         run = self._code.sources[source.topic]
         self._source = source
         self._columns = columns
@@ -701,6 +702,9 @@ class BoundProgram:
         self._hand_over(Failure(phase, node, error, *record))
 
     def _hand_over(self, failure: Failure) -> None:
+        """Pass a failure to the handler. What that raises is kept as `ending`: on its
+        way up `fail` meets it again, and lets it pass.
+        """
         try:
             self._on_failure(failure)
         except BaseException as ending:

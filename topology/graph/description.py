@@ -99,6 +99,7 @@ def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
 
 
 def _children(subtopology: SubTopology) -> dict[str, list[str]]:
+    """Return the children of each node, by name."""
     children: dict[str, list[str]] = {node.name: [] for node in subtopology.nodes}
     for node in subtopology.nodes:
         for parent in node.parents:
@@ -156,6 +157,7 @@ def _text(topology: Structure) -> str:
 
 
 def _json(topology: Structure) -> str:
+    """Return the JSON, which `outline` reads again."""
     above = topics_above(topology)
     made_from = stores_above(topology)
     drawn = {
@@ -194,6 +196,9 @@ def _json_nodes(
     subtopology: SubTopology,
     above: Above,
 ) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a sub-topology's nodes; `above`: the topics from which the
+    records of each node come.
+    """
     children = _children(subtopology)
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
@@ -220,6 +225,7 @@ def _json_nodes(
 
 
 def _json_source(node: Source) -> dict[str, Any]:
+    """Return what an entry has of a source."""
     drawn = {
         "topics": node.topics,
         "key": node.key.name,
@@ -245,6 +251,9 @@ def _json_stores(
     above: Above,
     made_from: Above,
 ) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a sub-topology's stores; `made_from`: the stores that each
+    is made from.
+    """
     how = made(subtopology, above)
     for store in subtopology.stores:
         changelog = (
@@ -260,6 +269,7 @@ def _json_stores(
 
 
 def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
+    """Return what follows from the store alone, and from how its rows are made."""
     return {
         "name": store.name,
         "kind": store.kind,
@@ -601,6 +611,9 @@ def _made_by(
 
 
 def _method(node: Node) -> str:
+    """Return the word for how a node makes rows. `outline` compares it: it stays as it
+    is.
+    """
     if isinstance(node, Aggregate | TableAggregate):
         function = node.aggregator if isinstance(node, Aggregate) else node.adder
         return (

@@ -222,6 +222,7 @@ def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
 
 
 def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
+    """Return the sub-topology of these nodes, a component of the graph."""
     topics = dict.fromkeys(
         topic for node in nodes if isinstance(node, Source) for topic in node.topics
     )
@@ -235,6 +236,9 @@ def _repartition_topics(
     given: Mapping[str, int | None],
     subtopologies: tuple[SubTopology, ...],
 ) -> Iterable[InternalTopic]:
+    """Yield the repartition topics; `given`: the partition counts that the user has
+    named, else None.
+    """
     for subtopology in subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Sink) and node.internal:
@@ -250,6 +254,7 @@ def _changelog_topics(
     application_id: str,
     subtopologies: tuple[SubTopology, ...],
 ) -> Iterable[InternalTopic]:
+    """Yield the changelogs of these sub-topologies."""
     for subtopology in subtopologies:
         for store in subtopology.stores:
             if store.logged:
