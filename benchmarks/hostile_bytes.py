@@ -430,7 +430,8 @@ def _parts() -> list[Format]:
     make = native_parts()
     if make is None:
         return []
-    parts = make(["number", "a"])
+    number = ("field", "number")
+    parts = make([("keep", ("==", number, number)), ("value", ("field", "a"))])
 
     def read(data: bytes) -> object:
         return parts.columns([data], None)

@@ -234,7 +234,10 @@ def _leaves(pair: Pair) -> str | None:
     constant = pair.constant
     if constant is not None and (constant.__class__ is float or constant <= 0):
         return None
-    return f"{pair.same} is int and {pair.x} >= 0 < {pair.y}"
+    if constant is not None:
+        return f"{pair.same} is int and {pair.x} >= 0"
+    # Both may be larger than 64 bits: JSON has such integers.
+    return f"{pair.same} is int and {MOST} >= {pair.x} >= 0 < {pair.y}"
 
 
 def comparison(

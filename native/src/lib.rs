@@ -3,14 +3,15 @@
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
 //! `router`: records to key ranges · `rows`: the write buffer of an aggregation, its `row_table` and its `numbers` ·
-//! `join_side`: the records of one side of a join ·
-//! `parts`: JSON to columns of its fields. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
+//! `join_side`: the records of one side of a join · `parts`: JSON to columns of its fields and of `expressions`, which know
+//! `texts`. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
 //! `front_request`, what both share with Python in `front_queue`.
 
 mod appender;
 mod client;
 mod consumer;
+mod expressions;
 mod fetcher;
 mod front;
 mod front_connection;
@@ -25,6 +26,7 @@ mod pile;
 mod router;
 mod row_table;
 mod rows;
+mod texts;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -75,7 +77,7 @@ mod coopstreams_native {
 
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 17;
+    const INTERFACE: u32 = 18;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

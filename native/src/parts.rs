@@ -1,65 +1,92 @@
-//! Parts of JSON objects as columns, without the objects: where a program reads its values by `field(...)` only.
+//! JSON objects as columns, without the objects: of their parts, and of expressions of their parts, where a program reads its
+//! values by expressions only.
 //!
-//! A record that is anything but an object with these parts, all of them scalars, is left to Python, so that values and
-//! errors are those of the reference, orjson: other text, a part that is missing, is nested, or is `-0`.
+//! A record of which a column is not certain is left to Python, so that values and errors are those of the reference, orjson
+//! and `expression_values`: other text than an object, a bare field that is missing, what is nested or `-0`, and what
+//! `expressions` says.
 
+use crate::expressions::{Expression, Unsure};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyType};
 use serde_core::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Reads the parts of these names.
+/// Reads columns of values. `names`: the parts that they read.
 #[pyclass(frozen)]
 pub struct Parts {
+    columns: Vec<Read>,
     names: Vec<String>,
 }
 
-/// A value within JSON; `Other`: a list or an object, or a number that Python reads in another way.
+/// A column: of values, or of truths. A record whose truth is not `passing` ends there: Python drops it.
+struct Read {
+    expression: Expression,
+    passing: Option<bool>,
+}
+
+/// A value within JSON, or of an expression. `Nested`: a list or an object. `Odd`: a number that Python reads in another way.
 #[derive(Clone)]
-enum Part<'a> {
+pub enum Part<'a> {
     Null,
     Bool(bool),
     Int(i64),
+    /// An integer above those of 64 bits with a sign.
     Natural(u64),
     Float(f64),
     Text(Cow<'a, str>),
-    Other,
+    Nested,
+    Odd,
 }
 
 type Column<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyType>>);
 
 #[pymethods]
 impl Parts {
+    /// Shape: of each column what it is for (`value`, `keep` or `drop`) and its expression's tree.
     #[new]
-    fn new(names: Vec<String>) -> Self {
-        Self { names }
+    fn new(columns: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<Self> {
+        let mut names = Vec::new();
+        let mut read = Vec::new();
+        for (role, tree) in &columns {
+            let passing = match role.as_str() {
+                "keep" => Some(true),
+                "drop" => Some(false),
+                _ => None,
+            };
+            let expression = Expression::of(tree, &mut names)?;
+            read.push(Read { expression, passing });
+        }
+        Ok(Self { columns: read, names })
     }
 
-    /// Return for each name the column of the parts, and int or float if all are of this class; `unread` for records that
-    /// Python has to read.
+    /// Return the columns, and int or float if all values are of this class; `unread` for records that Python has to
+    /// compute. Behind a truth that drops a record, columns have None for it.
     fn columns<'py>(
         &self,
         py: Python<'py>,
         values: &Bound<'py, PyAny>,
         unread: &Bound<'py, PyAny>,
     ) -> PyResult<Vec<Column<'py>>> {
-        let columns: Vec<_> = self.names.iter().map(|_| PyList::empty(py)).collect();
+        let columns: Vec<_> = self.columns.iter().map(|_| PyList::empty(py)).collect();
         let (mut ints, mut floats) = (vec![0; columns.len()], vec![0; columns.len()]);
-        let mut found = vec![None; columns.len()];
+        let mut found = vec![None; self.names.len()];
         let values = values.try_iter()?.collect::<PyResult<Vec<_>>>()?;
         for value in &values {
             found.fill(None);
             let bytes = value.cast::<PyBytes>();
             let read = bytes.is_ok_and(|bytes| self.read(bytes.as_bytes(), &mut found));
-            for (i, column) in columns.iter().enumerate() {
-                let part = found[i].take().filter(|_| read);
-                ints[i] += usize::from(matches!(part, Some(Part::Int(_) | Part::Natural(_))));
-                floats[i] += usize::from(matches!(part, Some(Part::Float(_))));
-                match part {
-                    Some(part) => column.append(part.object(py)?)?,
-                    None => column.append(unread)?,
+            let row = if read { self.row(&found) } else { Err(Unsure) };
+            let Ok(row) = row else {
+                for column in &columns {
+                    column.append(unread)?;
                 }
+                continue;
+            };
+            for (i, part) in row.into_iter().enumerate() {
+                ints[i] += usize::from(matches!(part, Part::Int(_) | Part::Natural(_)));
+                floats[i] += usize::from(matches!(part, Part::Float(_)));
+                columns[i].append(part.object(py)?)?;
             }
         }
         let class = |i: usize| {
@@ -79,25 +106,56 @@ impl Parts {
 }
 
 impl Parts {
-    /// Read the parts of one object; return whether all are there.
+    /// Read the parts of one object; return whether it is one.
     fn read<'a>(&self, bytes: &'a [u8], found: &mut [Option<Part<'a>>]) -> bool {
         let mut reader = serde_json::Deserializer::from_slice(bytes);
         let object = Object {
             names: &self.names,
-            found: &mut *found,
+            found,
         };
-        reader.deserialize_map(object).is_ok()
-            && reader.end().is_ok()
-            && found
-                .iter()
-                .all(|part| part.as_ref().is_some_and(|part| !matches!(part, Part::Other)))
+        reader.deserialize_map(object).is_ok() && reader.end().is_ok()
+    }
+
+    /// Return a record's item of each column.
+    fn row<'v>(&'v self, found: &'v [Option<Part<'_>>]) -> Result<Vec<Part<'v>>, Unsure> {
+        let mut row = Vec::with_capacity(self.columns.len());
+        for column in &self.columns {
+            let Some(passing) = column.passing else {
+                row.push(match column.expression.value(found)? {
+                    Part::Nested => return Err(Unsure),
+                    value => value,
+                });
+                continue;
+            };
+            let truth = column.expression.truth(found)?;
+            row.push(Part::Bool(truth));
+            if truth != passing {
+                row.resize(self.columns.len(), Part::Null);
+                break;
+            }
+        }
+        Ok(row)
     }
 }
 
 impl Part<'_> {
+    /// Return the same value for as long as this one lives.
+    pub fn borrowed(&self) -> Result<Part<'_>, Unsure> {
+        Ok(match self {
+            Self::Null => Part::Null,
+            Self::Bool(truth) => Part::Bool(*truth),
+            Self::Int(number) => Part::Int(*number),
+            Self::Natural(number) => Part::Natural(*number),
+            Self::Float(number) => Part::Float(*number),
+            Self::Text(text) => Part::Text(Cow::Borrowed(text)),
+            Self::Nested => Part::Nested,
+            Self::Odd => return Err(Unsure),
+        })
+    }
+
     fn object<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         Ok(match self {
-            Self::Null | Self::Other => py.None().into_bound(py),
+            Self::Null | Self::Nested | Self::Odd => py.None().into_bound(py),
             Self::Bool(truth) => PyBool::new(py, truth).to_owned().into_any(),
             Self::Int(number) => number.into_pyobject(py)?.into_any(),
             Self::Natural(number) => number.into_pyobject(py)?.into_any(),
@@ -170,7 +228,7 @@ impl<'a> Visitor<'a> for Any {
     fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
         // `-0` is an integer in Python, and a float here.
         Ok(if number == 0.0 && number.is_sign_negative() {
-            Part::Other
+            Part::Odd
         } else {
             Part::Float(number)
         })
@@ -186,13 +244,13 @@ impl<'a> Visitor<'a> for Any {
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         while items.next_element_seed(Any)?.is_some() {}
-        Ok(Part::Other)
+        Ok(Part::Nested)
     }
 
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while map.next_key_seed(Any)?.is_some() {
             map.next_value_seed(Any)?;
         }
-        Ok(Part::Other)
+        Ok(Part::Nested)
     }
 }

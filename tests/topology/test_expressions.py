@@ -144,6 +144,8 @@ def test_integers_have_64_bits_and_floats_are_ieee() -> None:
     assert (n / 0)({"n": 5}) is None
     assert (n % 0.0)({"n": 5}) is None
     assert (n % 3)({"n": -7}) == -1
+    assert (n % field("m"))({"n": most + 1, "m": most + 2}) is None
+    assert (n % 7)({"n": most + 8}) == 1
     assert (n / 2)({"n": 4}) == 2.0
     assert (n + n)({"n": most}) is None
     assert (n - 1)({"n": most + 1}) == most

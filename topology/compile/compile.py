@@ -68,7 +68,11 @@ from coopstreams.topology.operators import (
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator, Variant
-from coopstreams.topology.operators.json_parts import MakeParts, parts_read, read_parts
+from coopstreams.topology.operators.json_parts import (
+    MakeParts,
+    columns_read,
+    read_columns,
+)
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
@@ -336,10 +340,10 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         if (
             compiler.parts is not None
             and compiler.unit.wrapper is None
-            and (names := parts_read(compiler.analysis, source))
+            and (found := columns_read(compiler.analysis, source))
         ):
-            read_parts(function, compiler.parts, names)
-            record.parts = function.parts
+            read_columns(function, compiler.parts, found)
+            record.columns = function.columns
         function.forward(source, record)
     native_folds.settle(function, source)
     columns = {
@@ -349,7 +353,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         "stream_time": "stream_times",
         "birth": "births",
     }
-    columns |= {part: f"{part}_column" for part in record.parts.values()}
+    columns |= {each: f"{each}_column" for each in record.columns.variables}
     # Keys and values are always iterated: the keys' iterator sets the headers, the
     # values' is the cursor.
     used = [

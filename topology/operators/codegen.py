@@ -62,15 +62,38 @@ needed for a `try` and a window loop.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnVariables:
+    """The variables of what was read of the values before the loop: see `json_parts`.
+
+    Shape: `parts`: of parts of the values, by name. `computed`: of expressions, by the
+    id of the expression and whether the variable has only its truth.
+    """
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[tuple[int, bool], str] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> list[str]:
+        """All of them, each once."""
+        return list(dict.fromkeys([*self.parts.values(), *self.computed.values()]))
+
+    def of(self, function: object) -> str | None:
+        """Return the variable of a function's values, if it is an expression that is a
+        column; else None.
+        """
+        return self.computed.get((id(function), False))
+
+
 @dataclass(slots=True)
 class RecordVariables:
     """The names of the variables that hold the current record, at one point of the
     generated code.
 
     Shape: key and value each have at least one form. `key_serde` belongs to
-    `key_bytes`, and `value_serde` to `value_bytes`; without bytes it is None. `parts`:
-    the variables of parts of the value; `without_parts`: the variable of the whole
-    value, for records whose parts are not read. `stream_time` is the source
+    `key_bytes`, and `value_serde` to `value_bytes`; without bytes it is None. `columns`:
+    the variables of what was read of the value; `unread`: the variable of the whole
+    value, for records that were not read. `stream_time` is the source
     partition's. `dense`: the value is never null.
     `old`: for a table's update, the old value as an object; None if no node needs it.
     `latest`: for a versioned table's update, whether it is the latest of its row; None
@@ -101,8 +124,8 @@ class RecordVariables:
     latest: str | None = None
     side: int = 0
     """The number of the parent from which the record comes."""
-    parts: Mapping[str, str] = field(default_factory=dict)
-    without_parts: str | None = None
+    columns: ColumnVariables = ColumnVariables()
+    unread: str | None = None
 
     def with_key(self, key: str) -> RecordVariables:
         """Return the variables of the same record with another key."""
@@ -117,8 +140,8 @@ class RecordVariables:
             value_serde=None,
             dense=False,
             old=old,
-            parts={},
-            without_parts=None,
+            columns=ColumnVariables(),
+            unread=None,
         )
 
     def form(self) -> tuple[object, ...]:
@@ -140,7 +163,7 @@ class RecordVariables:
         parameters.
         """
         named = {part: part for part in PARAMETERS if getattr(self, part) is not None}
-        return replace(self, **named, parts={}, without_parts=None)  # type: ignore[arg-type]
+        return replace(self, **named, columns=ColumnVariables(), unread=None)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -468,8 +491,8 @@ class Function:
     Shape: `skip` is the statement that ends the work on the current record: `return`,
     or `continue` in a loop.
     `over_batch`: the function takes many records and loops over them; `prologue` and
-    `epilogue` are its lines before and after the loop. `parts`: the variables of parts
-    of the values, whose columns are read before the loop.
+    `epilogue` are its lines before and after the loop. `columns`: the variables of
+    columns that are read of the values before the loop.
     """
 
     def __init__(self, unit: Unit, name: str) -> None:
@@ -481,7 +504,7 @@ class Function:
         self.prologue: list[str] = []
         self.epilogue: list[str] = []
         self.lines: list[str] = []
-        self.parts: dict[str, str] = {}
+        self.columns = ColumnVariables()
         self.assigned: set[str] = set()
         """The variables of the task, rather than of the call, that the function
         changes.
@@ -638,19 +661,19 @@ class Function:
             )
         return record.value
 
-    def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
+    def value_if_unread(self, record: RecordVariables) -> tuple[str, str]:
         """Return the name of the generated variable for the whole value, set for
-        records whose parts were not read, and the test that the parts were read.
+        records that were not read as columns, and the test that the record was read.
 
         The deserialisation is generated if needed.
         """
-        part = next(iter(record.parts.values()))
-        if record.without_parts is None:
+        first = record.columns.variables[0]
+        if record.unread is None:
             assert record.value_bytes is not None
             assert record.value_serde is not None
-            record.without_parts = self.fresh("value")
-            self.line(f"{record.without_parts} = None")
-            with self.block(f"if {part} is unread:"):
+            record.unread = self.fresh("value")
+            self.line(f"{record.unread} = None")
+            with self.block(f"if {first} is unread:"):
                 value = self._decoded(
                     "value",
                     record.value_bytes,
@@ -658,8 +681,8 @@ class Function:
                     record.source,
                     record.dense,
                 )
-                self.line(f"{record.without_parts} = {value}")
-        return record.without_parts, f"{part} is not unread"
+                self.line(f"{record.unread} = {value}")
+        return record.unread, f"{first} is not unread"
 
     def key_as_bytes(
         self,

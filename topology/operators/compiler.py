@@ -279,7 +279,7 @@ class Body(Function):
         are columns.
         """
         of_record = parts in (("value",), ("key", "value"))
-        if isinstance(called, Expression) and record.parts and of_record:
+        if isinstance(called, Expression) and record.columns.variables and of_record:
             code = self._of_columns(label, called, record, parts)
             if code is not None:
                 return code
@@ -305,24 +305,25 @@ class Body(Function):
         record: RecordVariables,
         parts: tuple[str, ...],
     ) -> str | None:
-        """Return the code of an expression that reads parts of the value, which are
-        columns. None: it is nested too deeply.
+        """Return the code of an expression that is a column, or whose parts are columns.
+        None: it is nested too deeply.
         """
+        truth = label == "predicate"
         reads_key = reads_argument(called, 0, len(parts)) and len(parts) > 1
         names = {"key": self.key(record)} if reads_key else {}
-        code = expression(
+        code = record.columns.computed.get((id(called), truth)) or expression(
             self.unit,
             called,
-            record.parts.__getitem__,
+            record.columns.parts.__getitem__,
             names,
-            truth=label == "predicate",
+            truth=truth,
         )
         if code is None:
             return None
-        value, has_parts = self.value_without_parts(record)
+        value, is_read = self.value_if_unread(record)
         arguments = [names.get("key", "None")] * (len(parts) - 1) + [value]
         call = f"{self.unit.constant(label, called)}({', '.join(arguments)})"
-        return f"({code} if {has_parts} else {call})"
+        return f"({code} if {is_read} else {call})"
 
     def stream_time(self, node: Node, record: RecordVariables) -> str:
         """Generate the update of a node's stream time by a record; return the variable

@@ -1,27 +1,37 @@
-"""Reads parts of JSON values as columns, for programs that read their values by
+"""Reads JSON values as columns, for programs that read their values by expressions of
 `field(...)` only, so that no dicts are made.
 
-The native extension reads the columns (`MakeParts`); without it, values become dicts.
-It may leave any record `unread`; the code then deserialises the value and calls the
-functions on it.
+A column is of a part, of an expression's values, or of the truths of a filter. The
+native extension reads the columns (`MakeParts`); without it, values become dicts. It
+may leave any record `unread`; the code then deserialises the value and calls the
+functions on it. An expression that it does not know is computed by the loop, from
+columns of its parts.
 
-Invariant: a part is read only where no node needs the whole value, so no value is read
-twice. Turned down: reading parts in Python, by a msgspec type of these fields (in
+Invariant: a column is read only where no node needs the whole value, so no value is
+read twice. Turned down: reading parts in Python, by a msgspec type of these fields (in
 skipped parts it accepts bytes that are not UTF-8, which orjson refuses).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import (
     Any,
     Final,
+    Literal,
     Protocol,
     TypeAlias,
 )
 
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import Expression, fields_of, reads_fields_only
+from coopstreams.topology.expression_trees import Tree, tree_of
+from coopstreams.topology.fields import (
+    Expression,
+    field,
+    fields_of,
+    reads_fields_only,
+)
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     DropNullKeys,
@@ -37,44 +47,70 @@ from coopstreams.topology.operators.analysis import (
     aggregate_reads,
     reads_pair,
 )
-from coopstreams.topology.operators.codegen import Function
+from coopstreams.topology.operators.codegen import ColumnVariables, Function
 
 unread: Final = object()
-"""The mark in a column that a record's parts were not read, so the value has to be
-deserialised.
+"""The mark in a column that a record was not read, so the value has to be deserialised."""
+
+Role: TypeAlias = Literal["value", "keep", "drop"]
+"""What a column is: values, or truths of which one that is false (`keep`) or true
+(`drop`) ends the work on the record.
 """
 
 
 class Parts(Protocol):
-    """A reader of parts of JSON values, which reads each part as orjson does."""
+    """A reader of columns of JSON values, which reads each part as orjson does, and
+    computes what `expression_values` says.
+    """
 
     def columns(
         self,
         values: Sequence[bytes | None],
         unread: object,
     ) -> list[tuple[list[Any], type | None]]:
-        """Return the column of each part, and its class (int or float) if all its items
-        are of that class, else None.
+        """Return each column, and its class (int or float) if all its items are of that
+        class, else None.
 
-        A record is `unread` in all columns if the value is not a JSON object, or if a
-        part is missing or not a scalar.
+        A record is `unread` in all columns if the value is not a JSON object, or the
+        reader is not certain of an item, as of a bare field that is missing. After a
+        truth that ends the work on a record, its items are None.
         """
         ...
 
 
-MakeParts: TypeAlias = Callable[[Sequence[str]], Parts]
-"""A function that returns the reader of the parts with these names."""
+MakeParts: TypeAlias = Callable[[Sequence[tuple[Role, Tree]]], Parts]
+"""A function that returns the reader of columns."""
 
 
-def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
-    """Return the names of the parts that the nodes read of a source's values, or none
-    if they read the whole value.
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column that is read of a source's values."""
+
+    of: Expression
+    role: Role
+    tree: Tree
+
+    @property
+    def part(self) -> str | None:
+        """The name of the part of which it is the column, if it is one."""
+        bare = self.role == "value" and type(self.of) is field
+        return self.of.name if bare else None  # type: ignore[attr-defined]
+
+    @property
+    def key(self) -> tuple[int, bool]:
+        """What finds it: the expression, and whether it is truths of it."""
+        return id(self.of), self.role != "value"
+
+
+def columns_read(analysis: Analysis, source: Source) -> list[Column]:
+    """Return the columns that the nodes read of a source's values, or none if they read
+    the whole value.
 
     The nodes must be a linear run, because only its loop has access to the columns.
     """
     if source.value != serdes.json:
-        return ()
-    names: list[str] = []
+        return []
+    columns: list[Column] = []
     for node in _linear_run(analysis, source):
         match node:
             case (
@@ -86,22 +122,45 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
             case DropNullKeys():
                 continue
             case Sink(partitioner=None, value=source.value):
-                return tuple(dict.fromkeys(names))
+                return columns
             case Aggregate() if not aggregate_reads(node).value:
-                return tuple(dict.fromkeys(names))
+                return columns
             case _:
                 break
         if isinstance(function, Expression):
             if not reads_fields_only(function):
                 break
-            names += fields_of(function)
+            more = _columns_of(node, function)
+            if more is None:
+                break
+            columns += more
         elif reads_pair(function).value:
             break
-        if not all(map(_is_plain, names)):
-            break
         if isinstance(node, MapValues):
-            return tuple(dict.fromkeys(names))
-    return ()
+            return columns
+    return []
+
+
+def _columns_of(
+    node: Filter | MapValues | SelectKey,
+    function: Expression,
+) -> list[Column] | None:
+    """Return the columns for the function of a node: its own, or else those of the
+    parts that it reads. None: the name of a part is no text in JSON.
+    """
+    names = fields_of(function)
+    role: Role = "value"
+    if isinstance(node, Filter):
+        role = "drop" if node.negate else "keep"
+    if names and (tree := tree_of(function)) is not None:
+        return [Column(function, role, tree)]
+    columns = []
+    for name in names:
+        part = field(name)
+        if (tree := tree_of(part)) is None:
+            return None
+        columns.append(Column(part, "value", tree))
+    return columns
 
 
 def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
@@ -115,35 +174,41 @@ def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
         yield node
 
 
-def _is_plain(name: str) -> bool:
-    """Return whether the repr of a name can be used as code: it has no lone surrogate,
-    and is not a StrEnum.
-    """
-    return type(name) is str and name.isprintable()
-
-
-def read_parts(
+def read_columns(
     function: Function,
     make: MakeParts,
-    names: Sequence[str],
+    columns: Sequence[Column],
 ) -> None:
-    """Generate the code before the loop over a source that reads these parts of its
-    values as columns.
+    """Generate the code before the loop over a source that reads these columns of its
+    values.
 
-    Shape: the variables of a part's column and class are its own variable with the
+    Shape: the variables of a column and its class are its own variable with the
     suffixes `_column` and `_class`.
     """
     unit = function.unit
-    function.parts = {name: unit.identifier("part", name) for name in names}
+    parts: dict[str, str] = {}
+    computed: dict[tuple[int, bool], str] = {}
+    found: dict[str, Column] = {}
+    for column in columns:
+        # A part that two nodes read is one column, and so is a condition of two filters.
+        variable = computed.get(column.key)
+        if column.part is not None:
+            variable = parts[column.part] = unit.identifier("part", column.part)
+        elif variable is None:
+            variable = function.fresh("computed")
+        computed[column.key] = variable
+        found.setdefault(variable, column)
+    function.columns = ColumnVariables(parts, computed)
     made = unit.constant("Parts", make)
-    read = unit.bind(
+    read = unit.constant("read", [(each.role, each.tree) for each in found.values()])
+    reader = unit.bind(
         f"columns_{function.name}",
-        f"columns_{function.name} = {made}({list(names)!r}).columns",
+        f"columns_{function.name} = {made}({read}).columns",
     )
-    columns = ", ".join(
-        f"({variable}_column, {variable}_class)" for variable in function.parts.values()
+    variables = ", ".join(
+        f"({variable}_column, {variable}_class)" for variable in found
     )
     function.prologue += [
         "batch = process.at_hand()[1]",
-        f"{columns}, = {read}(batch.values, {unit.constant('unread', unread)})",
+        f"{variables}, = {reader}(batch.values, {unit.constant('unread', unread)})",
     ]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coopstreams.topology.fields import field
 from coopstreams.topology.graph.known_folds import (
     is_only_state,
     known_kind,
@@ -234,8 +233,8 @@ def _batches(
     """Return the column of the values if a batch can be added as it is, by its keys;
     else None.
 
-    This is possible for a count of all records of a source, and for a fold of a part of
-    their values that is a column.
+    This is possible for a count of all records of a source, and for a fold of an
+    expression of their values that is a column.
     """
     found = _column_of(function, node)
     if found is None:
@@ -254,8 +253,8 @@ def _batches(
 
 
 def _column_of(function: Body, node: Aggregate) -> tuple[Node, str] | None:
-    """Return the node whose records an aggregation folds by one part, and the column of
-    that part. For a count, the column is all values. None: there is no column.
+    """Return the node whose records an aggregation folds by an expression, and the
+    column of that. For a count, the column is all values. None: there is no column.
     """
     analysis = function.analysis
     above = analysis.named(node.parents[0])
@@ -263,16 +262,13 @@ def _column_of(function: Body, node: Aggregate) -> tuple[Node, str] | None:
         return None
     if node.aggregator is None:
         return above, "batch.values"
-    if (
-        not isinstance(above, MapValues)
-        or type(above.mapper) is not field
-        or not function.parts
-    ):
+    if not isinstance(above, MapValues):
         return None
     source = analysis.named(above.parents[0])
-    if len(analysis.edges(source)) != 1:
+    variable = function.columns.of(above.mapper)
+    if len(analysis.edges(source)) != 1 or variable is None:
         return None
-    return source, f"{function.parts[above.mapper.name]}_column"
+    return source, f"{variable}_column"
 
 
 def _call(
