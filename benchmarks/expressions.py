@@ -41,7 +41,9 @@ Orders = KStream[str, Any]
 
 
 def is_large(_: str, order: Any) -> bool:
-    return order["pieces"] * order["price"] > 30_000 and order["country"] == "DE"
+    cents: int = order["pieces"] * order["price"]
+    german: bool = order["country"] == "DE"
+    return cents > 30_000 and german
 
 
 def total(order: Any) -> float:

@@ -50,9 +50,9 @@ def _tree(expression: Expression) -> Tree | None:
     operands = [_tree(each) for each in expression.operands]
     if head is None or None in operands:
         return None
-    options = expression.options if isinstance(expression, Applied) else ()
     if isinstance(expression, Case) and expression.rest is None:
-        options = (("constant", None),)
+        operands.append(("constant", None))
+    options = expression.options if isinstance(expression, Applied) else ()
     return (head, *operands, *options)
 
 
