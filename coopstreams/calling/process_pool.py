@@ -65,6 +65,7 @@ class ProcessCall:
             try:
                 answer = worker.ask(asked, begun)
             finally:
+                # before it has another call, which `abandon` would kill
                 with self._lock:
                     self._worker = None
                 _pool.give_back(worker)

@@ -207,6 +207,7 @@ class Tokens:
         self._closed.set()
 
     def _renew(self) -> None:
+        """Fetch a token, and each next one before its end, until `close`."""
         rest_s = 0.0
         while not self._closed.wait(rest_s):
             try:
@@ -244,6 +245,7 @@ def _end_of(token: str, expires_in: Any) -> float:
 
 
 def _reason(error: Exception) -> str:
+    """Return an error in words, with the reason that it carries."""
     reason = getattr(error, "reason", None)
     return (
         f"{error}"

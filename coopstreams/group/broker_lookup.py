@@ -61,7 +61,7 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
             found = lookup.result(PATIENCE_S)
         except TimeoutError:
             return []
-        with _lock:
+        with _lock:  # another caller may have used it, and a third begun the next one
             if _lookups.get((host, port)) is lookup:
                 del _lookups[host, port]
         return found
@@ -72,6 +72,7 @@ def _look_up(
     host: str,
     port: int,
 ) -> None:
+    """Look up a host, however long that takes, for all who wait for `lookup`."""
     try:
         found: _Addresses = list(
             socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)

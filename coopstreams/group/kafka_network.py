@@ -117,6 +117,7 @@ class Network:
         why this fails. The connection is not kept.
         """
         node = self._manager.cluster.bootstrap_brokers()[0].node_id
+        # until its back-off is over: before that, kafka-python makes no attempt
         await self.sleep(self._manager.connection_delay(node) + 0.01)
         try:
             await self._manager.get_connection(

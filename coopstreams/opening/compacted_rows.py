@@ -106,6 +106,10 @@ class CompactedRows:
             self._look_for_holes(*self._suspect, batches)
 
     def _look_at_waiting(self, batches: Sequence[RecordBatch]) -> None:
+        """Look for the first waiting record whose key may lack its row. If there is
+        one, below the first young record, holes are looked for next, from the begin of
+        its group's interval; at the end, nothing is lost.
+        """
         suspects: list[tuple[int, int]] = []
         young = self._end
         for batch in batches:

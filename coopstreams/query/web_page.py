@@ -131,12 +131,16 @@ class StatusFeed:
             self._news.notify_all()
 
     def _left(self) -> None:
+        """Note that a stream has ended. After the last one nobody looks, and the status
+        is forgotten: it would be old when the next page comes.
+        """
         self._streams -= 1
         if self._streams == 0 and self._looking is not None:
             self._looking.cancel()
             self._looking = self._latest = None
 
     async def _keep_looking(self) -> None:
+        """Fetch the status again and again; an error is logged once, and ends nothing."""
         failed = False
         while True:
             began = time.monotonic()
@@ -155,6 +159,7 @@ class StatusFeed:
             await asyncio.sleep(max(0.0, began + self._every_s - time.monotonic()))
 
     async def _events(self) -> AsyncIterator[bytes]:
+        """Yield the status at each change, the latest one only, until `close`."""
         seen = 0
         while True:
             async with self._news:

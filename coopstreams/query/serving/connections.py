@@ -101,7 +101,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
         """Accept the connection, or refuse it if too many are open."""
-        super().connection_made(transport)
+        super().connection_made(transport)  # counts itself among `connections`
         limits = self.limits
         self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
         self._reading = _Deadline(self.loop, limits.read_s, transport.abort)

@@ -177,6 +177,9 @@ class FrontThreads:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keys(self, answers: KeyAnswers, budget: CpuBudget) -> None:
+        """Answer waiting requests for keys until the front ends; each `take` is
+        followed by its `give`.
+        """
         front = self._front
         refused = 0
         said_at = -SAY_EVERY_S
@@ -199,10 +202,12 @@ class FrontThreads:
                 else:
                     budget.counted(lambda: front.give(answers.of(front.take(0.0))))()
         finally:
+            # whatever has ended this thread: the server behind can answer them, too
             front.pass_on()
 
 
 def _logged(what: Callable[[], None]) -> None:
+    """Run a thread's function; log the error that ends it."""
     try:
         what()
     except BaseException:

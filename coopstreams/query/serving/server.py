@@ -166,6 +166,8 @@ class QueryServer:
         """Finish the running requests, then close the socket. Idempotent; `start` need
         not have been called.
         """
+        # The front takes nothing new, then the server behind answers what it has, and
+        # only then the front ends, through which these answers go.
         if self._front is not None:
             self._front.drain()
         if self._server is not None and self._thread is not None:
@@ -194,6 +196,10 @@ class QueryServer:
         started: threading.Event,
         handshake_s: float | None,
     ) -> None:
+        """Serve on this thread until `stop`. `started`: set in any case, also if the
+        server does not come up. `handshake_s`: the limit of a TLS handshake, None: no
+        TLS.
+        """
         from coopstreams.query.serving.connections import limit_handshakes
 
         async def serve() -> None:
@@ -217,6 +223,7 @@ class QueryServer:
 
 
 def _bound(listen: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     try:

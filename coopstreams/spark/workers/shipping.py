@@ -59,6 +59,7 @@ them.
 
 
 def _recreated(codec: object) -> tuple[Callable[[], Any], tuple[()]]:
+    """Return the pickled form of a codec of `_CODECS`: how it is made again."""
     kind: Any = type(codec)
     return partial(kind, **{name: getattr(codec, name) for name in _CODECS[kind]}), ()
 
@@ -93,7 +94,7 @@ def ship(work: object) -> bytes:
 def unship(data: bytes) -> Any:
     """Return the work that `ship` serialised."""
     sources, pickled = pickle.loads(data)
-    provide(sources)
+    provide(sources)  # first: the pickle imports these modules
     return pickle.loads(pickled)
 
 
