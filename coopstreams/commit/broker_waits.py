@@ -1,5 +1,7 @@
 """The answers that a stream thread waits for while it commits, and the brokers' last
 answer. Other threads read them.
+
+Relies on: `tasks.committer` (notes its waits), `status.stall_detector` (judges them).
 """
 
 from __future__ import annotations

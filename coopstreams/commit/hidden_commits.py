@@ -8,6 +8,7 @@ passed although the tail is below it.
 
 Invariant: what `look` returns has been read without a gap from the tail on.
 Why that is safe: docs/internals/positions.md, "Another group's open transaction".
+Relies on: `follower` (the tail, the barrier, and what it makes of the answer).
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class Ahead:
         value: bytes | None,
         offset: int,
     ) -> None:
+        """Note a record: whether it is of this group, and who wrote it."""
         if key is not None and key.startswith(self._prefix, 1):
             self._own.append(offset)
         writer = _writer(key, value)

@@ -9,6 +9,8 @@ what the handler did the first time (a dead letter) was part of a commit that di
 count.
 
 Invariant: the group never commits a position above the sink's.
+Relies on: `topology.external_sinks` (what `apply` does), `tasks.committer` (applies
+before the group commits).
 """
 
 from __future__ import annotations

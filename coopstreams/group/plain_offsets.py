@@ -3,6 +3,7 @@
 Invariant: a stable offset is kept, and only unstable ones are fetched again. Under
 exactly-once some thread always has a transaction open. If one request for all
 partitions failed as a whole, 64 threads would leave no moment in which it succeeds.
+Relies on: `group_requests` (`FetchedOffset.unstable`).
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def _store(
     spec: StoreSpec,
     partitions: int,
 ) -> StoreInfo:
+    """Return what queries need of a store; `partitions`: those of its sub-topology."""
     if spec.history_ms is not None:
         assert isinstance(spec.value, Histories)
         history = History(_topics_of(subtopology, spec.name), spec.history_ms)

@@ -8,6 +8,7 @@ earlier where the first part ends that has more entries.
 
 Invariant: following the cursors returns every key that exists the whole time exactly
 once.
+Relies on: `scan` (the order of one view), `service` (asks for the parts).
 Turned down: offsets as cursors (an entry that is added or deleted between two pages
 shifts all others).
 """
@@ -184,4 +185,5 @@ def cursor_of(text: str) -> tuple[bytes, int]:
 
 
 def _order(entry: tuple[bytes, int, object]) -> tuple[bytes, int]:
+    """Return the place of an entry in the order of a page."""
     return entry[0], entry[1]

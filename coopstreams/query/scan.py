@@ -6,6 +6,8 @@ session stores keep `key + times`, in the order of these bytes. A bound on keys 
 on these stored keys: windows of `a` lie before and behind those of `a\x00...`.
 
 Invariant: every row within the bounds comes once, in order, in both directions.
+Relies on: `state.layout` (the times behind a key), `state.views` (the order of a
+range).
 Turned down: bounding window keys by the largest start there can be (a key that is a
 prefix of the bound would end too early).
 """
@@ -147,6 +149,7 @@ def _stragglers(
 
 
 def _within(query: Query, key: bytes) -> bool:
+    """Return whether a plain key is within the query's bounds and has its prefix."""
     return (
         (query.first is None or key >= query.first)
         and (query.last is None or key <= query.last)

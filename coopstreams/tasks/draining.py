@@ -8,6 +8,8 @@ tasks. The next owner makes all other calls. The wait has a limit
 
 Invariant: a draining task is still held by this member, so no other member has its key
 range.
+Relies on: `stream_thread` (commits and closes what is `over`), `pending_calls`
+(`drain`).
 Turned down: a limit below the transaction time-out (a transaction is open for a commit
 interval only, however long a call takes).
 """

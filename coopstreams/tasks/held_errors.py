@@ -15,6 +15,8 @@ happened. No other member gets the tasks under the same epoch before they are re
 and the answer to a heartbeat sent after the error proves that the epoch goes on. Turned
 down: retrying for a while (an owner's error would be repeated for as long, and a group
 that does not answer takes longer).
+Relies on: `instance.instance` (asks the group, then `settle`), `group.membership`
+(confirms).
 """
 
 from __future__ import annotations

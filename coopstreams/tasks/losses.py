@@ -8,6 +8,7 @@ status is easily overlooked.
 Invariant: the share is that of the last `WINDOW_S` in which the sub-topology had
 records, so a fault that is mended is forgotten after that time. Turned down: the share
 since the start (a process that runs for months would never report a loss).
+Relies on: `tally` (adds and looks).
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Losses:
         return [found[site] for site in due]
 
     def _found(self) -> Iterator[tuple[Site, str]]:
+        """Yield the losses of the counts that are kept: where, and in words."""
         processed = Counter[int]()
         dropped = Counter[Site]()
         for each in self._slices:

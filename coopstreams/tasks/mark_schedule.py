@@ -3,6 +3,9 @@
 A mark is due when the time has advanced, but at most once in `time.mark.interval.ms`.
 Without an advance it is due after `REPEAT_S`, or after the interval if that is longer:
 a reader that opens waits until it has read a mark of each key group of each writer.
+
+Relies on: `committer` (writes what is `due`, stages it, and says that it is
+`committed`; of an aborted commit nothing is).
 """
 
 from __future__ import annotations

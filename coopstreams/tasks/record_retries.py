@@ -6,6 +6,8 @@ of the log: it aborts the interval, and all of its tasks are opened again from t
 commit. The task of the failed record is opened only when the pause is over.
 Exactly-once holds as after any abort.
 
+Relies on: `failure_handlers` (raises the error), `stream_thread` (aborts), `opener` (opens
+the task when its pause is over).
 Turned down: to wait on the stream thread (all of its tasks would stand still, and the
 transaction would time out).
 """

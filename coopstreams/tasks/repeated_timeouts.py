@@ -12,6 +12,7 @@ Invariant: only repetitions of the same call count; calls on records are told ap
 topic, partition and offset. If a process was stopped, or a service did not answer for a
 while, another call is slow the next time. Turned down: counting aborts in a row (a
 thread whose other tasks commit in between would never report an error).
+Relies on: `stream_thread` (measures the calls, and aborts).
 """
 
 from __future__ import annotations

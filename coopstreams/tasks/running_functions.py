@@ -53,6 +53,7 @@ def _frames(thread: int | None) -> Iterator[FrameType]:
 
 
 def _is_not_ours(frame: FrameType) -> bool:
+    """Return whether a frame is neither coopstreams' code nor generated."""
     file = frame.f_code.co_filename
     return not file.startswith(GENERATED) and not is_ours(file)
 
@@ -70,6 +71,7 @@ def _calls_functions(called: Sequence[FrameType], callers: Sequence[FrameType]) 
 
 
 def _place(frames: Sequence[FrameType]) -> str:
+    """Return the place of the innermost of these frames, to end a message."""
     if not frames:
         return ""
     code = frames[0].f_code

@@ -9,6 +9,7 @@ stays the same.
 Invariant: time marks do not end a silence; without a record there is no stream time to
 advance. Turned down: the wall clock itself as stream time (a topic that is read with an
 hour's delay would lose that hour).
+Relies on: `instance.dispatch` (feeds each fetch, and has the mark written).
 """
 
 from __future__ import annotations

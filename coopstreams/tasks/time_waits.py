@@ -10,6 +10,8 @@ that is waited for.
 Invariant: a clock waits only if a record has come that is later than the clock. If all
 writers have told the time of the newest record, nothing is missing, however long ago
 that was.
+Relies on: `log.clocks` (what a clock awaits), `instance.dispatch` (feeds this),
+`status.time_status` (shows it).
 """
 
 from __future__ import annotations
