@@ -13,6 +13,7 @@ own, the changelog offsets that the state has reached, so the changelog supplies
 rest. Turned down: a type for snapshots. An iterator sees the rows of the moment at
 which it was made; a caller that needs several iterators of one moment makes them while
 no write runs.
+Relies on: `database` (calls it: which threads, which keys, and checkpoints).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ One thread applies the records of the topic; the threads of tasks look up rows. 
 look-up is one read of a dictionary. A changed row is a new entry, never a mutated one,
 so that readers need no lock and never see half a row.
 
+Relies on: `global_updates` (makes rows of records), `opening.globals` (feeds it).
 Turned down: RocksDB (a table that every instance keeps whole is small, or it should not
 be global).
 """

@@ -6,6 +6,8 @@ Invariant: two equal versions of a slice and family, in one process, mean equal 
 Versions are numbers of the process, not of a database: a database that was closed and
 opened again has others. Turned down: the offsets of checkpoints (each commit moves all of
 a task's), and a comparison of files (the rows are read and hashed for it).
+Relies on: `database` (tells it of each change before it is written),
+`instance.snapshot_taker` (compares).
 """
 
 from __future__ import annotations

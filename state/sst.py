@@ -3,6 +3,8 @@ it row by row.
 
 Invariant: a written file is complete; rows out of order are an error, never a wrong
 file.
+Relies on: `rocks` (the options of a database), `snapshot` (writes files),
+`Database.ingest`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ already, and skipped when they are read again. Turned down: applying the outputs
 task directly. After a crash they are made again, perhaps differently (a clock, a random
 number, a record cache that is flushed at another moment), so a position in them would
 mean nothing; and new key ranges would need a position for each hash.
+Relies on: `commit.sink_transactions` (applies), `opening.sink_openings` (opens).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ process.
 
 Invariant: a failure belongs to one record and one node. The exception handlers, not the
 program, decide what follows.
+Relies on: `tasks.failure_handlers` (decide).
 """
 
 from __future__ import annotations

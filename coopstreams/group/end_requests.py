@@ -2,6 +2,8 @@
 
 Each function returns an exchange: a request and a function that reads its answer, as in
 `group_requests`.
+
+Relies on: `end_offsets` and `partition_leader` (what the answers mean).
 """
 
 # pyright: reportAttributeAccessIssue=false

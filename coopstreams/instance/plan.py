@@ -2,6 +2,7 @@
 
 Invariant: a plan never changes. If other topics match a pattern, a new plan replaces it
 as a whole.
+Relies on: `components` (replaces it), `tasks.resolved_topology`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """What a process tells the other members of the group: its name and address, its stream
 threads, and whether they make progress.
+
+Relies on: `group.members` (what a field means to the others), `group.membership` (sends
+it with the next join).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ groups, would stay for ever.
 
 Invariant: nothing is deleted while the instance is not in the group, or gets no tasks
 for now: the ranges may come back.
+Relies on: `state.directory` (deletes, and keeps what is about to be opened).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ each checks before it creates a topic, and again when its own record is written.
 down: a mark in the topic itself (Kafka has no place for it but the records, which every
 reader would have to leave out); a name that cannot collide (topics keep their names,
 which are those of Kafka Streams).
+Relies on: `last_version` (writes the record, and checks again behind it).
 """
 
 from __future__ import annotations

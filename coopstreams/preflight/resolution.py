@@ -1,5 +1,8 @@
 """Turns a topology as a user built it into one that can run: its topics are found and
 checked, missing internal topics created, its programs compiled.
+
+Relies on: `facts` and `checks` (what ends a start), `tasks.resolved_topology`
+(compiles). Checks come first: a start that is refused creates nothing.
 """
 
 from __future__ import annotations

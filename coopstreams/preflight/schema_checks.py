@@ -4,6 +4,7 @@ before the first record.
 Invariant: while an application runs, all its serdes are bound to its registry. In a
 test driver they are bound to the registry in memory. (A schema id of the registry in
 memory, written to a topic, would mean another schema there.)
+Relies on: `topology.schemas` (binding), `compatibility` (which schemas fit).
 Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have
 subjects, too.
 """

@@ -3,6 +3,8 @@ acknowledged.
 
     delivered -> (calls) -> processed -> acknowledged   or later, if its failure handler said `Retry`
               `-> released                             to another member, or for good with this process
+
+Relies on: `share_thread` (moves a record on), `shared_work` (its calls and results).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from coopstreams.topology.compile.timestamps import TimestampColumn
 
 
 class Deliverer(Protocol):
-    """The interface of a share group's member: `log.kafka.share.KafkaShare`. Use it on
+    """The interface of a share group's member: `log.kafka.share_consumer.KafkaShare`. Use it on
     one thread.
     """
 

@@ -4,6 +4,8 @@ One share group distributes the records of all sub-topologies with `order="none"
 topic belongs to one sub-topology, so a thread finds the program of a record by its
 topic. The group's name does not change when sub-topologies get other numbers, so the
 broker keeps the acknowledgements.
+
+Relies on: `share_thread` (does the work), `instance.share_threads` (makes the threads).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Selects the rows of a task's stores that are written to their changelogs, and makes
 the changelog records.
+
+Relies on: `state.layout` (the bytes, and what has expired).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Invariant: these positions cannot change without a member in the group, and
 `check_stopped` detects members.
+Relies on: `commit.view` (which commit counts), `group.admin`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ there may be nearly as many rows as records.
 
 Invariant: key groups, segments, expiry, changelog records, slices and the transaction
 are those of `spark_task`; only the rows come from SQL.
+Relies on: `native_frames` and `native.store_rows` (the rows), `spark_task` (what
+becomes of them).
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ A plan has the ids of its topics. A topic of the same name with another id has o
 records below the cut, or has lost the writes of tasks.
 
 Invariant: a run whose topics were created again is neither resumed nor published.
+Relies on: `preparation` and `source_plan` (note the ids), `execution` and
+`publication` (compare them).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ updated later, for many records together, when another part of the driver needs 
 
 Invariant: after `land` the log, the reader and the queues are as if each record had
 been written, fetched and taken from its queue.
+Relies on: `driver` (when `land` is called), `log.batches` (what a reader would have
+made).
 """
 
 from __future__ import annotations

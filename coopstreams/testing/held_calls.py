@@ -3,6 +3,7 @@ to their tasks in an order that a seed chooses.
 
 Invariant: the order depends only on the seed and the sent records. The next call is
 chosen only when all calls under way have ended.
+Relies on: `tasks.pending_calls` (whose calls they are), `driver`.
 """
 
 from __future__ import annotations

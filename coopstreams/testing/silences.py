@@ -1,5 +1,7 @@
 """The idle partitions of a test driver, for which time marks are written as the
 driver's clock advances.
+
+Relies on: `tasks.silence` (when a mark is due), `log.time_marks`.
 """
 
 from __future__ import annotations

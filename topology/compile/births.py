@@ -5,6 +5,8 @@
 
 A record whose birth is its timestamp, as in a partition in order, does not have this
 header. The header is the last one, and it is removed before a program gets the record.
+
+Relies on: `log.batches` (takes the header off), `outputs` (puts it on).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 log.
 
 Invariant: a record is a row of the columns; the columns of one topic are one `Output`.
+Relies on: `program` (fills them), `tasks.committer` (appends and clears).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ time is still a whole number of intervals after its first.
 Invariant: a wall clock that is set back delays no punctuation: one that was due in a
 second is still due in a second. (Kafka Streams calls it when the clock shows the
 original due time.)
+Relies on: `program` (calls what is due, before which record).
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
 """
 

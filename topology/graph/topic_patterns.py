@@ -9,6 +9,8 @@ Invariant: internal topics never match. These are Kafka's (`__…`), those of an
 of this application, the topic that records its last version, and the marks of its
 backfills. Turned down: an error when nothing matches. As in Kafka Streams, the
 application waits: a matching topic may be created later.
+Relies on: `subtopologies` (what follows from the topics), `instance.subscription`
+(looks again and again).
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
 """
 

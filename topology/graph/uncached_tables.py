@@ -7,6 +7,7 @@ cached, neither are the other side and the join.
 Invariant: the tables that a join looks up, and the join itself, are all cached or all
 uncached. Turned down: caching one side alone (a row that comes and goes between two
 flushes would leave a join result that is never retracted).
+Relies on: `operators.analysis` and `known_folds` (ask here).
 """
 
 from __future__ import annotations

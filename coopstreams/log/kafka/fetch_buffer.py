@@ -7,6 +7,7 @@ read; a buffer fetches it, and keeps the records of held partitions.
 
 Invariant: a buffer returns the records of a partition in the order of the log, each
 once, from the offset at which it was started.
+Relies on: `reader` (holds, routes and asks).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ delay that (`MemoryState.tell`).
 Invariant: a participant does not tell two transactions of one producer apart. A marker
 ends all that the producer has open there: so after a marker that was never written, the
 next one decides both transactions (KAFKA-20734).
+Relies on: `state` (the lock, `tell`), `partition` (spans).
 """
 
 from __future__ import annotations
