@@ -158,6 +158,15 @@ class Table:
             entry = self.entries[key] = self._entry(at, self._get(at))
         return entry
 
+    def insert(self, key: bytes) -> Entry:
+        """Return the entry of a key that the database does not have, unless the buffer
+        hides its row, and keep it in `entries`. The database is not asked.
+        """
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = self._entry(self._database_key(key), None)
+        return entry
+
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit. The entry is in `entries`, or
         `scan` has just yielded it.

@@ -228,6 +228,16 @@ class TableStore(Protocol):
         """
 
 
+class BufferStore(TableStore, Protocol):
+    """A store of kind `buffer`, whose operator knows which rows it has."""
+
+    def insert(self, key: bytes) -> Entry:
+        """Return the entry of a key that the store does not have, and keep it in
+        `entries`. The database is not asked.
+        """
+        ...
+
+
 class ExpiringTableStore(TableStore, Protocol):
     """A key-value store with a time to live (`ttl_ms`). Call `note` after each change
     of a row.

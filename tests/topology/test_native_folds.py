@@ -39,7 +39,10 @@ from coopstreams.topology.graph.known_folds import folds
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import session_key, window_key
-from coopstreams.topology.suppression import until_window_closes
+from coopstreams.topology.suppression import (
+    until_time_limit,
+    until_window_closes,
+)
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.conftest import needs_native
 from tests.durations import ms
@@ -64,8 +67,12 @@ def numbers(stream: Any, value: Any) -> Any:
 
 def final(stream: Any, windows: TimeWindows) -> Any:
     """Return the windows of a stream, each forwarded once, when it closes."""
-    windowed = stream.group_by_key().windowed_by(windows)
-    return windowed.emit_strategy("on_window_close")
+    return windowed(stream, windows).emit_strategy("on_window_close")
+
+
+def windowed(stream: Any, windows: Any) -> Any:
+    """Return the windows of a stream."""
+    return stream.group_by_key().windowed_by(windows)
 
 
 FLOWS: dict[str, Build] = {
@@ -322,7 +329,40 @@ JOINS = {
     f"joined streams: {kind}": joined(kind)
     for kind in ("join", "left_join", "outer_join", "self")
 }
-ALL = {**FLOWS, **FUNCTIONS, **JOINS}
+CLOSED = until_window_closes()
+SUPPRESSED: dict[str, Build] = {
+    "suppressed count": lambda stream, _: (
+        windowed(stream, HOPPING).count(store="s").suppress(CLOSED)
+    ),
+    "suppressed sum by function": lambda stream, _: (
+        windowed(stream.map_values(lambda number: number, value=INT), TUMBLING)
+        .reduce(lambda one, other: one + other, store="s")
+        .suppress(CLOSED)
+    ),
+    "suppressed deleting": lambda stream, _: (
+        windowed(stream, HOPPING)
+        .aggregate(lambda: 0, left, value=INT, store="s")
+        .suppress(CLOSED)
+    ),
+    "suppressed in place": lambda stream, _: (
+        windowed(stream, TUMBLING)
+        .aggregate(lambda: {"n": 0}, remembered, value=serdes.json, store="s")
+        .suppress(CLOSED)
+    ),
+    "suppressed several aggregates": lambda stream, _: (
+        windowed(stream, TUMBLING).aggregate(**SEVERAL, store="s").suppress(CLOSED)
+    ),
+    "suppressed sessions": lambda stream, _: (
+        windowed(stream, SESSIONS).count(store="s").suppress(CLOSED)
+    ),
+    "suppressed for some time": lambda stream, _: (
+        stream.group_by_key()
+        .count(store="s")
+        .suppress(until_time_limit(ms(10), max_records=3))
+    ),
+}
+"""Operators whose updates are held back for longer than a commit."""
+ALL = {**FLOWS, **FUNCTIONS, **SUPPRESSED, **JOINS}
 OF_TWO_TOPICS = {"count of more", "several by function", "final hopping sum", *JOINS}
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
@@ -452,7 +492,7 @@ class Run:
         )
         try:
             self.bound.process(TopicPartition(batch.topic, 0), columns)
-        except TypeError as error:  # nothing tells what the row was
+        except (TypeError, SerdeError) as error:  # nothing tells what the row was
             self.seen.append(repr(error))
             self.take_outputs()
             self.step("abort")
@@ -525,6 +565,17 @@ def test_the_flows_of_these_tests_are_known_folds(flow: str) -> None:
     )
 
 
+@pytest.mark.parametrize("flow", SUPPRESSED)
+def test_rows_whose_updates_are_suppressed_are_native(flow: str) -> None:
+    assert folds(program(flow, "mapped").subtopology, caching=True)
+    code = program(flow, "sink").compiled(
+        True, False, False, frozenset(), frozenset({"s"})
+    )
+    closes = flow != "suppressed for some time"
+    assert (".take(*updates)" in code.text) == (closes and "several" not in flow)
+    assert (".columns(" in code.text) == closes
+
+
 @pytest.mark.parametrize("flow", JOINS)
 def test_the_sides_of_joins_have_native_rows(flow: str) -> None:
     found = folds(program(flow, "sink").subtopology, caching=False)
@@ -551,11 +602,11 @@ OTHERS: dict[str, Build] = {
         .emit_strategy("on_window_close")
         .count(store="s")
     ),
-    "suppressed": lambda stream, _: (
-        stream.group_by_key()
-        .windowed_by(TUMBLING)
+    "suppressed, then filtered": lambda stream, _: (
+        windowed(stream, TUMBLING)
         .count(store="s")
-        .suppress(until_window_closes())
+        .suppress(CLOSED)
+        .filter(lambda _, count: count > 1)
     ),
     "joined": lambda stream, other: (
         other.group_by_key()

@@ -11,6 +11,8 @@ fold whose windows are forwarded when they close, and sessions whose updates the
 cache holds back, change rows one by one, in the order of the records. Their rows are
 numbers or any objects.
 
+A suppression may stand below such a store: what it holds back is in a store of its own.
+
 The functions of a mean are in this module, too: its rows are totals and counts, and a
 view divides them. Null values are no numbers: they leave a row as it is.
 
@@ -38,6 +40,7 @@ from typing import (
 )
 
 from coopstreams.topology import serdes
+from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.graph.nodes import (
     RECORD_BY_RECORD,
@@ -161,17 +164,26 @@ def known_kind(node: Aggregate) -> Kind | None:
     )
 
 
-def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
+def plain_sinks(
+    node: Aggregate | Suppress,
+    nodes: Sequence[Node],
+) -> list[Sink] | None:
     """Return the sinks that write the updates of a table unchanged; None if another
     node receives the updates, too.
 
     Each sink writes a topic of its own, so that the order of records in it is that of
     the updates.
     """
-    row_key = node.store.row_key or node.store.key
+    if isinstance(node, Suppress):
+        row_key = node.key
+        value = node.value
+        children = _children(node, nodes)
+    else:
+        row_key = node.store.row_key or node.store.key
+        value = serdes.float64 if known_kind(node) == "mean" else node.store.value
+        children = _below(node, nodes)
     found = list[Sink]()
-    value = serdes.float64 if known_kind(node) == "mean" else node.store.value
-    for child in _below(node, nodes):
+    for child in children:
         if not isinstance(child, ToStream):
             return None
         for sink in _children(child, nodes):
@@ -187,6 +199,21 @@ def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
                 return None
             found.append(sink)
     return found if len({sink.topic for sink in found}) == len(found) else None
+
+
+def taken_at_once(node: Aggregate, nodes: Sequence[Node]) -> Suppress | None:
+    """Return the suppression that takes the updates of a flush as columns, if nothing
+    else receives them and it needs no old values.
+    """
+    children = _children(node, nodes)
+    if len(children) != 1 or not isinstance(children[0], Suppress):
+        return None
+    child = children[0]
+    serdes_fit = (child.key, child.value) == (
+        node.store.row_key or node.store.key,
+        node.store.value,
+    )
+    return child if serdes_fit and child.until_close and not child.sends_old else None
 
 
 def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
@@ -254,7 +281,9 @@ def _number(store: StoreSpec, kind: Kind | None) -> Number | None:
 
 
 def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
-    """Whether only this aggregation and the streams of its updates use the store."""
+    """Whether only this aggregation and the streams of its updates, suppressed or not,
+    use the store.
+    """
     if _has_processor(node.store.name, nodes):
         return False
     for other in nodes:
@@ -263,7 +292,17 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
             and getattr(getattr(other, "store", None), "name", None) == node.store.name
         ):
             return False
-    return all(isinstance(child, ToStream) for child in _below(node, nodes))
+    return all(
+        isinstance(child, ToStream) or _only_delays(child, nodes)
+        for child in _below(node, nodes)
+    )
+
+
+def _only_delays(node: Node, nodes: Sequence[Node]) -> bool:
+    """Whether a node is a suppression below which nobody looks rows up."""
+    return isinstance(node, Suppress) and all(
+        isinstance(child, ToStream) for child in _children(node, nodes)
+    )
 
 
 def _has_processor(store: str, nodes: Sequence[Node]) -> bool:

@@ -15,11 +15,13 @@ Source: `aggregates` is the reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from coopstreams.topology.graph.known_folds import (
     is_only_state,
     known_kind,
     plain_sinks,
+    taken_at_once,
 )
 from coopstreams.topology.graph.nodes import (
     Aggregate,
@@ -94,14 +96,26 @@ def forward_at_once(
     `flush`: the name of the function that forwards the updates one by one.
     """
     sinks = plain_sinks(node, compiler.analysis.nodes)
-    if sinks is None:
+    suppression = taken_at_once(node, compiler.analysis.nodes)
+    if sinks is None and suppression is None:
         return
     function = next(each for each in compiler.unit.functions if each.name == flush)
     store = compiler.unit.store(node.store)
+    lines = writes(compiler, sinks or ())
+    if suppression is not None:
+        waiting = compiler.unit.identifier("waiting", suppression.name)
+        lines = [f"{waiting}.take(*updates)"]
+        if not compiler.clocked:
+            analysis = compiler.analysis
+            now = compiler.unit.operator_time(
+                analysis.numbers[suppression.name],
+                analysis.topics(suppression),
+            )
+            lines.append(f"{now} = max({now}, max(updates[2], default=-1))")
     function.prologue += [
         f"updates = None if headed else {store}.rows.updates({store}.encode_row)",
         "if updates is not None:",
-        *(f"    {line}" for line in _writes(compiler, sinks)),
+        *(f"    {line}" for line in lines),
         "    return",
     ]
 
@@ -119,11 +133,11 @@ def forward_closed_at_once(
     """
     compiler = function.compiler
     sinks = plain_sinks(node, compiler.analysis.nodes)
-    if sinks is None or any(sink.topic in compiler.timed for sink in sinks):
+    if not may_be_columns(sinks, compiler):
         return
     function.line(f"updates = {closing}.columns({operator_time})")
     with function.block("if updates is not None:"):
-        for line in _writes(compiler, sinks):
+        for line in writes(compiler, sinks):
             function.line(line)
         function.line("return")
 
@@ -307,7 +321,7 @@ def _call(
     if node.windows is not None and brought:
         with function.block(f"if reached > {(now := function.operator_time(node))}:"):
             function.line(f"{now} = reached")
-    for line in _writes(function.compiler, sinks):
+    for line in writes(function.compiler, sinks):
         function.line(line)
 
 
@@ -334,7 +348,17 @@ def _count_late(function: Body, node: Aggregate) -> None:
         function.line(f"dropped[{function.unit.drop(node.name, 'late')}] += late")
 
 
-def _writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:
+def may_be_columns(
+    sinks: Sequence[Sink] | None,
+    compiler: Compiler,
+) -> TypeGuard[Sequence[Sink]]:
+    """Whether `writes` may append updates to these sinks, which have none with
+    births.
+    """
+    return sinks is not None and all(sink.topic not in compiler.timed for sink in sinks)
+
+
+def writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:
     """Return the lines that append the updates to the outputs of the sinks."""
     outputs = [compiler.unit.output(sink.topic) for sink in sinks]
     return [

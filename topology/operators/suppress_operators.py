@@ -17,26 +17,33 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
+from typing import TypeAlias, cast
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
+from coopstreams.topology.graph.known_folds import plain_sinks
 from coopstreams.topology.graph.nodes import Node, Processing
 from coopstreams.topology.kept_headers import as_read, placed_headers
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
-from coopstreams.topology.stores import TableStore
+from coopstreams.topology.operators.native_folds import may_be_columns, writes
+from coopstreams.topology.stores import BufferStore, Entry, TableStore
 from coopstreams.topology.suppression import SuppressedUpdate
+
+_Columns: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
+"""Keys, values and timestamps."""
 
 
 class SuppressionBuffer:
     """The updates that one `suppress` holds in one task."""
 
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
-        self._store = stores[node.buffer.name]
+        self._store = cast("BufferStore", stores[node.buffer.name])
         self._end: Callable[[bytes], int] | None = (
             node.end_of if node.until_close else None
         )
+        self._suffix = node.buffer.suffix_bytes
         self._wait_ms = node.wait_ms
         self._most = node.max_records
         self._most_bytes = node.max_bytes
@@ -46,9 +53,13 @@ class SuppressionBuffer:
         self._queue: list[tuple[int, bytes]] = []
         self._places: dict[bytes, int] = {}
         self._bytes = 0
+        self._headed = False
+        """Whether a held update may have headers."""
+        self._taken: list[_Columns] = []
         for key, entry in self._store.scan(None, None):
             self._queue_up(key, entry.value.place)
             self._bytes += _size(key, entry.value)
+            self._headed |= entry.value.headers is not None
 
     def put(
         self,
@@ -63,7 +74,9 @@ class SuppressionBuffer:
 
         `before`: the value of the row before the update.
         """
-        entry = self._store.entries.get(key) or self._store.load(key)
+        self._headed |= headers is not None
+        is_held = key in self._places
+        entry = self._entry(key) if is_held else self._store.insert(key)
         earlier: SuppressedUpdate | None = entry.value
         if earlier is None:
             place = timestamp if self._end is None else self._end(key)
@@ -83,11 +96,50 @@ class SuppressionBuffer:
         if not entry.dirty:
             self._store.touch(key, entry)
 
+    def take(
+        self,
+        keys: list[bytes],
+        values: list[bytes | None],
+        timestamps: list[int],
+    ) -> None:
+        """Hold updates without headers and without a value before them. They are
+        looked at when the next ones are due: most windows come and go between two
+        flushes.
+        """
+        self._taken.append((keys, values, timestamps))
+
+    def columns(self, stream_time: int) -> _Columns | None:
+        """Remove the due updates, and return their keys, values and timestamps in
+        order; None: one may have headers, so `due` has to be asked.
+
+        Raises:
+            ProcessingError: see `due`.
+        """
+        if self._headed:
+            return None
+        last = stream_time - self._wait_ms
+        due = self._due_of_taken(last)
+        while self._queue and self._queue[0][0] <= last:
+            place, key = self._queue[0]
+            entry = self._entry(key)
+            update: SuppressedUpdate = entry.value
+            due.append((place, key, update.value, update.timestamp))
+            self._remove(key, entry)
+        if self._queue and self._is_full():
+            raise self._overflow()
+        due.sort()  # by place and key, which are those of one update
+        kept = [update for update in due if update[2] is not None]
+        return (
+            [update[1] for update in kept],
+            [update[2] for update in kept],
+            [update[3] for update in kept],
+        )
+
     def held(self, key: bytes) -> SuppressedUpdate | None:
         """Return the held update of a row, or None if none is held."""
-        held: SuppressedUpdate | None = (
-            self._store.entries.get(key) or self._store.load(key)
-        ).value
+        if key not in self._places:
+            return None
+        held: SuppressedUpdate = self._entry(key).value
         return held
 
     def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate, int]]:
@@ -101,26 +153,67 @@ class SuppressionBuffer:
             ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The
                 message names the cures.
         """
+        for key, value, timestamp in self._taken_rows():
+            self.put(key, value, None, timestamp, None)
         queue = self._queue
         last = stream_time - self._wait_ms
         while queue and (queue[0][0] <= last or self._is_full()):
             if queue[0][0] > last and self._stops:
-                raise ProcessingError(
-                    f"{self._name}: {len(queue)} rows with {self._bytes} bytes wait, more than suppress() was told to "
-                    f"hold (max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows "
-                    "shorter, or let it emit early."
-                )
+                raise self._overflow()
             key = queue[0][1]
-            entry = self._store.entries.get(key) or self._store.load(key)
+            entry = self._entry(key)
             update: SuppressedUpdate = entry.value
             if update.value is not None or not self._drops_deletions:
                 yield key, update, update.timestamp
-            heappop(queue)
-            del self._places[key]
-            self._bytes -= _size(key, update)
-            entry.value = None
-            if not entry.dirty:
-                self._store.touch(key, entry)
+            self._remove(key, entry)
+
+    def _due_of_taken(
+        self,
+        last: int,
+    ) -> list[tuple[int, bytes, bytes | None, int]]:
+        """Return the updates taken whose place is at most `last`, with it, and hold the
+        others: those of a row that is held already replace its update.
+        """
+        assert self._end is not None
+        ends: dict[bytes, int] = {}
+        due = []
+        for key, value, timestamp in self._taken_rows():
+            times = key[-self._suffix :]
+            place = ends.get(times)
+            if place is None:
+                place = ends[times] = self._end(key)
+            if place > last or key in self._places:
+                self.put(key, value, None, timestamp, None)
+            else:
+                due.append((place, key, value, timestamp))
+        return due
+
+    def _taken_rows(self) -> Iterator[tuple[bytes, bytes | None, int]]:
+        """Yield the updates taken, which are then forgotten."""
+        taken = self._taken
+        self._taken = []
+        for columns in taken:
+            yield from zip(*columns, strict=True)
+
+    def _entry(self, key: bytes) -> Entry:
+        """Return the entry of a held update."""
+        return self._store.entries.get(key) or self._store.load(key)
+
+    def _remove(self, key: bytes, entry: Entry) -> None:
+        """Remove the first update of the queue."""
+        heappop(self._queue)
+        del self._places[key]
+        self._bytes -= _size(key, entry.value)
+        entry.value = None
+        if not entry.dirty:
+            self._store.touch(key, entry)
+
+    def _overflow(self) -> ProcessingError:
+        return ProcessingError(
+            f"{self._name}: {len(self._queue)} rows with {self._bytes} bytes wait, more than suppress() was told to "
+            f"hold (max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows "
+            "shorter, or let it emit early."
+        )
 
     def _is_full(self) -> bool:
         return (self._most is not None and len(self._queue) > self._most) or (
@@ -238,6 +331,13 @@ def _write_due(
         record = replace(record, old="old")
     emit.forward(node, record)
     due = compiler.function(f"{name}_due")
+    sinks = plain_sinks(node, compiler.analysis.nodes)
+    if node.until_close and compiler.caching and may_be_columns(sinks, compiler):
+        due.line(f"updates = {name}.columns({operator_time})")
+        with due.block("if updates is not None:"):
+            for line in writes(compiler, sinks):
+                due.line(line)
+            due.line("return")
     with due.loop(
         f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"
     ):
