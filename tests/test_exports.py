@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import coopstreams
+from coopstreams.commands.cli import COMMANDS
 from coopstreams.query.client import QueryClient
 from coopstreams.topology import errors
 
@@ -113,12 +114,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 @cache
-def help_of(*words: str) -> tuple[str, set[str]]:
-    """Return the output of `coopstreams … --help`, and the modules loaded then."""
+def said_to(*words: str) -> tuple[str, set[str]]:
+    """Return the output of `coopstreams …`, and the modules loaded then."""
     code = f"""
 import sys
 from coopstreams.__main__ import main
-sys.argv = ["coopstreams", *{words}, "--help"]
+sys.argv = ["coopstreams", *{words}]
 try:
     main()
 except SystemExit:
@@ -170,13 +171,19 @@ except SystemExit:
 def test_a_command_loads_no_other_one_and_only_what_it_needs(
     command: str, others: set[str]
 ) -> None:
-    text, loaded = help_of(command)
+    text, loaded = said_to(command, "--help")
     assert f"Usage: coopstreams {command}" in text
-    everything, all_loaded = help_of()
+    everything, all_loaded = said_to("--help")
     assert f" {command} " in everything
     assert all_loaded >= others
     assert loaded & others == set()
     assert all_loaded & {"pyspark", "starlette", "uvicorn"} == set()
+
+
+def test_the_version_is_told_without_the_modules_of_the_commands() -> None:
+    text, loaded = said_to("--version")
+    assert text.startswith("coopstreams ")
+    assert loaded & {place.partition(":")[0] for place in COMMANDS.values()} == set()
 
 
 @pytest.mark.parametrize("room", ["topology", "state"])

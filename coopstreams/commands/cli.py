@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import distribution
 from typing import Annotated
@@ -68,13 +68,21 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command of the command line."""
-    asked = sys.argv[1:2]
-    app = command_line(asked) if asked and asked[0] in COMMANDS else command_line()
+    app = command_line(_called(sys.argv[1:]))
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     ):  # as __main__ leaves it for the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command(app)
+
+
+def _called(words: Sequence[str]) -> Iterable[str]:
+    """Return the names of the commands to import, given the words of the command line:
+    the one that is called, none for the version, or all, for a page of help.
+    """
+    if words == ["--version"]:
+        return ()
+    return words[:1] if words and words[0] in COMMANDS else COMMANDS
 
 
 def run_command(command_line: Callable[[], None]) -> None:
