@@ -206,7 +206,7 @@ def carry_out(
     partitions.
 
     `folders`: local state to delete.
-    `delete_group`: deletes a share group (`log.kafka.share.delete_share_group`).
+    `delete_group`: deletes a share group (`log.kafka.share_consumer.delete_share_group`).
     `at_beginning`: whether the offsets are those at which a group without offsets
     begins. If so, a group that has never committed stays without offsets. Only such a
     group can run a backfill again, for example after a failed one.

@@ -44,7 +44,7 @@ from coopstreams.consumer.consumer_session import (
 )
 from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.owned_range import ConsumerRecord, Share
+from coopstreams.consumer.owned_range import ConsumerRecord, OwnedRange
 from coopstreams.consumer.ownership import Shared
 from coopstreams.log.kafka.producer import ProducerTransaction
 from coopstreams.log.kafka.wiring import KAFKA, Wiring
@@ -172,7 +172,7 @@ class CooperativeConsumer:
     def assignment(self) -> Ranges:
         """Return the key ranges that this consumer has open, by partition."""
         with self._lock:
-            return by_partition(self._session.shares.values())
+            return by_partition(self._session.owned_ranges.values())
 
     # --- records ---
 
@@ -204,7 +204,7 @@ class CooperativeConsumer:
         """Mark a record as processed, for the next commit. Thread-safe; does not block."""
         session = self._running
         if session is not None:
-            session.finished.append((record.share, record.offset))
+            session.finished.append((record.owned, record.offset))
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Stop handing out records of these partitions until `resume`."""
@@ -234,8 +234,8 @@ class CooperativeConsumer:
             )
         with self._lock:
             self._session.take_done()
-            for share in self._shares_of(TopicPartition(*partition)):
-                share.seek(offset)
+            for owned in self._owned_of(TopicPartition(*partition)):
+                owned.seek(offset)
 
     # --- commits ---
 
@@ -270,14 +270,14 @@ class CooperativeConsumer:
                 TopicPartition(*at): offset for at, offset in (offsets or {}).items()
             }
             if offsets is None:
-                shares = list(session.shares.values())
+                owned_ranges = list(session.owned_ranges.values())
             else:
-                shares = [share for at in named for share in self._shares_of(at)]
-            self._check_wanted(shares, expected or {})
-            for share in shares:
-                if named.get(share.at, 0) > 0:
-                    share.inflight.done_by_name(((0, named[share.at] - 1),))
-            return session.commit(shares, _beside(shares, metadata))
+                owned_ranges = [owned for at in named for owned in self._owned_of(at)]
+            self._check_wanted(owned_ranges, expected or {})
+            for owned in owned_ranges:
+                if named.get(owned.at, 0) > 0:
+                    owned.inflight.done_by_name(((0, named[owned.at] - 1),))
+            return session.commit(owned_ranges, _beside(owned_ranges, metadata))
 
     def commit_ranges(
         self,
@@ -311,17 +311,19 @@ class CooperativeConsumer:
             named = {
                 TopicPartition(*at): normalise(some) for at, some in ranges.items()
             }
-            shares = [share for at in named for share in self._shares_of(at)]
+            owned_ranges = [owned for at in named for owned in self._owned_of(at)]
             for at, runs in named.items():
                 self._check_ranges(
                     at,
                     runs,
-                    [share for share in shares if share.at == at],
+                    [owned for owned in owned_ranges if owned.at == at],
                 )
-            self._check_wanted(shares, expected or {})
-            for share in shares:
-                share.inflight.done_by_name(named[share.at])
-            return session.commit(shares, {share.at: metadata for share in shares})
+            self._check_wanted(owned_ranges, expected or {})
+            for owned in owned_ranges:
+                owned.inflight.done_by_name(named[owned.at])
+            return session.commit(
+                owned_ranges, {owned.at: metadata for owned in owned_ranges}
+            )
 
     def committed(
         self,
@@ -383,16 +385,18 @@ class CooperativeConsumer:
                 with transaction.open():
                     yield
                     all_here = session.take_done()
-                    shares = sorted(session.shares.values(), key=lambda share: share.id)
-                    if not all_here or not shares:
+                    owned_ranges = sorted(
+                        session.owned_ranges.values(), key=lambda owned: owned.id
+                    )
+                    if not all_here or not owned_ranges:
                         raise MembershipLostError(
                             "key ranges of this transaction have another owner by now; what is uncommitted is void"
                         )
                     session.commits.commit_in(
                         transaction,
-                        shares,
+                        owned_ranges,
                         session.ownership,
-                        _beside(shares, metadata),
+                        _beside(owned_ranges, metadata),
                     )
             except BaseException:
                 session.reopen()
@@ -435,7 +439,7 @@ class CooperativeConsumer:
             wanted = {TopicPartition(*at) for at in partitions}
             lists = self._session.revocations
             return lists.delay(
-                [share for share in [*lists.next, *lists.lost] if share.at in wanted]
+                [owned for owned in [*lists.next, *lists.lost] if owned.at in wanted]
             )
 
     def close(self) -> None:
@@ -489,24 +493,26 @@ class CooperativeConsumer:
                 "this consumer has a subscription or an assignment already: make another one"
             )
 
-    def _shares_of(self, at: TopicPartition) -> list[Share]:
-        shares = [share for share in self._session.shares.values() if share.at == at]
-        if not shares:
+    def _owned_of(self, at: TopicPartition) -> list[OwnedRange]:
+        owned_ranges = [
+            owned for owned in self._session.owned_ranges.values() if owned.at == at
+        ]
+        if not owned_ranges:
             raise GroupError(
                 f"no key range of {at} is open here: it is not assigned, or not yet, or not any more"
             )
-        return shares
+        return owned_ranges
 
     def _check_ranges(
         self,
         at: TopicPartition,
         runs: Runs,
-        shares: Collection[Share],
+        owned_ranges: Collection[OwnedRange],
     ) -> None:
         stands = min(
             segment.position
-            for share in shares
-            for segment in share.inflight.segments()
+            for owned in owned_ranges
+            for segment in owned.inflight.segments()
         )
         if runs and runs[-1][1] < stands:
             raise IndividualCommitTooOldError(
@@ -514,15 +520,15 @@ class CooperativeConsumer:
                 last_stable_offset=stands,
             )
         most = self._config["max.individual.commits"]
-        for share in shares:
-            if share.inflight.held_with(runs) > most:
+        for owned in owned_ranges:
+            if owned.inflight.held_with(runs) > most:
                 raise MaxIndividualCommitReachedError(
-                    f"{share}: with these there would be more than {most} ranges (max.individual.commits)"
+                    f"{owned}: with these there would be more than {most} ranges (max.individual.commits)"
                 )
 
     def _check_wanted(
         self,
-        shares: Collection[Share],
+        owned_ranges: Collection[OwnedRange],
         expected: Mapping[Partition, int],
     ) -> None:
         """Check that these key ranges are committed up to `expected`, and still belong
@@ -535,23 +541,27 @@ class CooperativeConsumer:
             (TopicPartition(*at), offset) for at, offset in expected.items()
         ):
             stands = min(
-                (share.progress.durable(at) for share in shares if share.at == at),
+                (
+                    owned.progress.durable(at)
+                    for owned in owned_ranges
+                    if owned.at == at
+                ),
                 default=None,
             )
             if stands != offset:
                 raise CommitConflictError(
                     f"{at} is committed up to {stands}, not {offset}; nothing was committed"
                 )
-        self._session.check_overtaken(shares)
+        self._session.check_overtaken(owned_ranges)
 
 
 def _beside(
-    shares: Iterable[Share],
+    owned_ranges: Iterable[OwnedRange],
     metadata: str | Mapping[Partition, str],
 ) -> dict[TopicPartition, str]:
     """Return the metadata to store beside the offset of each partition. A single text
     is for all partitions of these key ranges.
     """
     if isinstance(metadata, str):
-        return {share.at: metadata for share in shares}
+        return {owned.at: metadata for owned in owned_ranges}
     return {TopicPartition(*at): text for at, text in metadata.items()}

@@ -42,7 +42,7 @@ from coopstreams.commit.offset_runs import Runs, normalise
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
-from coopstreams.consumer.owned_range import Share
+from coopstreams.consumer.owned_range import OwnedRange
 from coopstreams.consumer.ownership import Ownership, Transaction
 from coopstreams.log.log import Log, Writer
 from coopstreams.topology.columns import TopicPartition
@@ -99,7 +99,7 @@ class Commits:
         others.
         """
 
-    def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
+    def claim(self, owned_ranges: Sequence[OwnedRange], ownership: Ownership) -> None:
         """Commit the inherited positions of these key ranges under this consumer's own
         terms.
 
@@ -110,18 +110,18 @@ class Commits:
         Raises:
             LogError: it is unknown whether the claim counted.
         """
-        for share in shares:
+        for owned in owned_ranges:
             found = [
                 said.metadata
-                for said in self._follower.live(share.at)
-                if said.key.key_range.overlaps(share.id.key_range)
+                for said in self._follower.live(owned.at)
+                if said.key.key_range.overlaps(owned.id.key_range)
             ]
-            share.metadata = found[-1] if found else ""
-        self._commit_again(shares, ownership, claim=True)
+            owned.metadata = found[-1] if found else ""
+        self._commit_again(owned_ranges, ownership, claim=True)
 
     def commit(
         self,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         metadata: Mapping[TopicPartition, str] | None,
     ) -> CommitResult:
@@ -137,30 +137,30 @@ class Commits:
             LogError: it is unknown whether the commit counted; the next commit repeats
                 it.
         """
-        for share in shares:
-            share.stand(in_order=self.in_order)
-            share.progress.metadata = (
-                "" if metadata is None else metadata.get(share.at, "")
+        for owned in owned_ranges:
+            owned.stand(in_order=self.in_order)
+            owned.progress.metadata = (
+                "" if metadata is None else metadata.get(owned.at, "")
             )
         moved = [
-            share
-            for share in shares
-            if share.progress.metadata
-            or share.progress.moved
-            or share.progress.mirror_due(self._follower)
+            owned
+            for owned in owned_ranges
+            if owned.progress.metadata
+            or owned.progress.moved
+            or owned.progress.mirror_due(self._follower)
         ]
         if metadata is None:
-            for share in moved:
-                share.progress.metadata = share.metadata
-        news = _news(shares)  # first: the commit forgets them
+            for owned in moved:
+                owned.progress.metadata = owned.metadata
+        news = _news(owned_ranges)  # first: the commit forgets them
         if moved:
             self._in_own_transaction(moved, ownership)
-        return self._result(shares, moved, news)
+        return self._result(owned_ranges, moved, news)
 
     def commit_in(
         self,
         transaction: Transaction,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         metadata: Mapping[TopicPartition, str],
     ) -> CommitResult:
@@ -173,32 +173,34 @@ class Commits:
         Raises:
             MembershipLostError | LogError: abort the transaction.
         """
-        news = _news(shares)
+        news = _news(owned_ranges)
         if self.in_offset_order:
-            self._await_turn(shares, news, ownership)
-        for share in shares:
-            share.stand(in_order=self.in_order)
-        moved = [share for share in shares if share.progress.moved]
-        for share in moved:
-            share.progress.metadata = metadata.get(share.at, "")
+            self._await_turn(owned_ranges, news, ownership)
+        for owned in owned_ranges:
+            owned.stand(in_order=self.in_order)
+        moved = [owned for owned in owned_ranges if owned.progress.moved]
+        for owned in moved:
+            owned.progress.metadata = metadata.get(owned.at, "")
         # The fence is sent even if nothing moved: it fences the user's results, too.
-        self._write(transaction, moved, ownership, shares[0].epoch)
-        return self._result(shares, moved, news)
+        self._write(transaction, moved, ownership, owned_ranges[0].epoch)
+        return self._result(owned_ranges, moved, news)
 
-    def let_pass(self, shares: Sequence[Share], ownership: Ownership) -> None:
+    def let_pass(
+        self, owned_ranges: Sequence[OwnedRange], ownership: Ownership
+    ) -> None:
         """Commit that these key ranges have no records below the first uncommitted one,
         because other consumers may wait for this commit.
 
         Raises:
             MembershipLostError | LogError: see `commit`.
         """
-        for share in shares:
-            share.stand_before()
-        moved = [share for share in shares if share.progress.moved]
+        for owned in owned_ranges:
+            owned.stand_before()
+        moved = [owned for owned in owned_ranges if owned.progress.moved]
         if moved:
             self._commit_again(moved, ownership, claim=False)
 
-    def hold(self, shares: Collection[Share]) -> None:
+    def hold(self, owned_ranges: Collection[OwnedRange]) -> None:
         """Hold waiting records of partitions in which a transaction has timed out,
         until all earlier records are committed.
 
@@ -208,10 +210,10 @@ class Commits:
         key range that is furthest back is never held. Call this whenever records may
         have arrived.
         """
-        for share in shares:
-            if share.at in self._in_turn:
-                stable = self._others_stable(share.at, shares)
-                share.held = stable is None or stable < share.first()
+        for owned in owned_ranges:
+            if owned.at in self._in_turn:
+                stable = self._others_stable(owned.at, owned_ranges)
+                owned.held = stable is None or stable < owned.first()
 
     def close(self) -> None:
         """Close the writer."""
@@ -219,7 +221,7 @@ class Commits:
 
     def _commit_again(
         self,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         *,
         claim: bool,
@@ -227,16 +229,16 @@ class Commits:
         """Commit these key ranges without any new record, with the metadata of their
         last commit.
         """
-        for share in shares:
-            share.progress.metadata = share.metadata
-        self._in_own_transaction(shares, ownership, claim=claim)
-        for share in shares:
-            share.progress.committed()
-            share.progress.metadata = ""
+        for owned in owned_ranges:
+            owned.progress.metadata = owned.metadata
+        self._in_own_transaction(owned_ranges, ownership, claim=claim)
+        for owned in owned_ranges:
+            owned.progress.committed()
+            owned.progress.metadata = ""
 
     def _in_own_transaction(
         self,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         *,
         claim: bool = False,
@@ -244,7 +246,13 @@ class Commits:
         """Commit in a transaction of this consumer's own writer; see `_write`."""
         try:
             self._writer.begin()
-            self._write(self._writer, shares, ownership, shares[0].epoch, claim=claim)
+            self._write(
+                self._writer,
+                owned_ranges,
+                ownership,
+                owned_ranges[0].epoch,
+                claim=claim,
+            )
         except (LogError, GroupError):
             self._writer.abort()
             raise
@@ -252,7 +260,7 @@ class Commits:
     def _write(
         self,
         transaction: Transaction,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         epoch: int,
         *,
@@ -261,7 +269,9 @@ class Commits:
         """Write a commit of these key ranges: records, flush, then the fence of work that
         began under `epoch`. `claim`: see `plan`.
         """
-        commit = plan([share.progress for share in shares], self._follower, claim=claim)
+        commit = plan(
+            [owned.progress for owned in owned_ranges], self._follower, claim=claim
+        )
         if commit.records:
             now = self._host.wall_ms()
             keys = [key for key, _ in commit.records]
@@ -279,7 +289,7 @@ class Commits:
 
     def _await_turn(
         self,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         news: Mapping[TopicPartition, Runs],
         ownership: Ownership,
     ) -> None:
@@ -295,7 +305,7 @@ class Commits:
         give_up = self._host.now() + self._timeout_s / 2
         while blocked := behind(
             first,
-            {at: self._others_stable(at, shares) for at in first},
+            {at: self._others_stable(at, owned_ranges) for at in first},
         ):
             if self._host.now() > give_up:
                 self._in_turn |= blocked.keys()
@@ -308,43 +318,43 @@ class Commits:
                     f"{self._timeout_s / 2:g} s: {reasons}",
                     retryable=True,
                 )
-            self.let_pass(shares, ownership)
+            self.let_pass(owned_ranges, ownership)
             self._follower.poll(WAIT_S)
 
     def _others_stable(
         self,
         at: TopicPartition,
-        shares: Collection[Share],
+        owned_ranges: Collection[OwnedRange],
     ) -> int | None:
         """Return the stable offset of a partition if this consumer's own key ranges
         counted as done; None: unknown.
         """
-        mine = [share for share in shares if share.at == at]
-        own = [Segment(share.id.key_range, 1 << 62) for share in mine]
+        mine = [owned for owned in owned_ranges if owned.at == at]
+        own = [Segment(owned.id.key_range, 1 << 62) for owned in mine]
         stable = self._follower.stable(at, mine[0].progress.plain_offset(at), own)
         return None if stable is None else stable.offset
 
     def _result(
         self,
-        shares: Sequence[Share],
-        moved: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
+        moved: Sequence[OwnedRange],
         news: Mapping[TopicPartition, Runs],
     ) -> CommitResult:
         """Note that the commit of the key ranges `moved` has counted, and return what
         the user is told. `news`: the offsets that were new in it.
         """
-        for share in moved:
-            share.progress.committed()
-            share.metadata = share.progress.metadata or ""
-            share.progress.metadata = ""
-            share.inflight.committed()
+        for owned in moved:
+            owned.progress.committed()
+            owned.metadata = owned.progress.metadata or ""
+            owned.progress.metadata = ""
+            owned.inflight.committed()
         own: dict[TopicPartition, list[Segment]] = {}
         plain = {}
-        for share in shares:
-            own.setdefault(share.at, []).extend(
-                share.progress.committed_segments(share.at)
+        for owned in owned_ranges:
+            own.setdefault(owned.at, []).extend(
+                owned.progress.committed_segments(owned.at)
             )
-            plain[share.at] = share.progress.plain_offset(share.at)
+            plain[owned.at] = owned.progress.plain_offset(owned.at)
         stable = {
             at: self._follower.stable(at, plain[at], segments)
             for at, segments in own.items()
@@ -362,13 +372,13 @@ class Commits:
         )
 
 
-def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
+def _news(owned_ranges: Sequence[OwnedRange]) -> dict[TopicPartition, Runs]:
     """Return, by partition, the offsets done since the last commit in any of these key
     ranges.
     """
     news: dict[TopicPartition, list[tuple[int, int]]] = {}
-    for share in shares:
-        news.setdefault(share.at, []).extend(share.inflight.news())
+    for owned in owned_ranges:
+        news.setdefault(owned.at, []).extend(owned.inflight.news())
     return {at: normalise(runs) for at, runs in news.items()}
 
 

@@ -10,7 +10,7 @@ are never paused for a rebalance.
 Invariant: a `Share` that is given up is marked, so that `done` for its records changes
 nothing.
 Relies on: `ownership` (when a range may open), `revocation` (the lists by which it is
-given up), `owned_range` (`Share`), `consumer_commit` (claims and commits).
+given up), `owned_range` (one range), `consumer_commit` (claims and commits).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from coopstreams.consumer.group_assignment import (
     topic_number,
     topic_numbers,
 )
-from coopstreams.consumer.owned_range import ConsumerRecord, Share
+from coopstreams.consumer.owned_range import ConsumerRecord, OwnedRange
 from coopstreams.consumer.ownership import (
     Alone,
     Openings,
@@ -181,11 +181,11 @@ class ConsumerSession:
             in_offset_order=config["commit.order"] == "offset",
         )
         log.timeout_s = STEADY_S
-        self.revocations: Revocations[Share] = Revocations(
+        self.revocations: Revocations[OwnedRange] = Revocations(
             config["max.revoke.delay.ms"] / 1000
         )
-        self.shares: dict[TaskId, Share] = {}
-        self.finished: deque[tuple[Share, int]] = deque()
+        self.owned_ranges: dict[TaskId, OwnedRange] = {}
+        self.finished: deque[tuple[OwnedRange, int]] = deque()
         """The key range and the offset of each record that the user has marked done;
         any thread appends.
         """
@@ -201,7 +201,7 @@ class ConsumerSession:
         """The time of the next commit by `enable.auto.commit`."""
         self._compare_at = host.now() + LOOK_EVERY_S
         """The time of the next check whether topics were made anew."""
-        self._blocked: set[Share] = set()
+        self._blocked: set[OwnedRange] = set()
         """The key ranges of which it was logged that too many records are in flight."""
         self._refused: GroupError | IndividualCommitError | None = None
         self._restrictions: tuple[IndividualCommitError, ...] = ()
@@ -249,12 +249,12 @@ class ConsumerSession:
     def _records(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records that can be handed out now."""
         if self._in_offset_order:
-            self.commits.hold(self.shares.values())
+            self.commits.hold(self.owned_ranges.values())
         return self.reader.records(most)
 
     def commit(
         self,
-        shares: Collection[Share],
+        owned_ranges: Collection[OwnedRange],
         metadata: Mapping[TopicPartition, str] | None = None,
     ) -> CommitResult:
         """Commit the done records of these key ranges. `metadata` None: the metadata of
@@ -266,7 +266,7 @@ class ConsumerSession:
             LogError: it is unknown whether the commit counted; the next commit repeats
                 it.
         """
-        in_order = sorted(shares, key=lambda share: share.id)
+        in_order = sorted(owned_ranges, key=lambda owned: owned.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
                 return self.commits.commit(in_order, self.ownership, metadata)
@@ -286,11 +286,11 @@ class ConsumerSession:
         twice: list[str] = []
         gone: list[str] = []
         while self.finished:
-            share, offset = self.finished.popleft()
-            if not share.live:
-                gone.append(f"{share} {offset}")
-            elif not share.inflight.done(offset):
-                twice.append(f"{share} {offset}")
+            owned, offset = self.finished.popleft()
+            if not owned.live:
+                gone.append(f"{owned} {offset}")
+            elif not owned.inflight.done(offset):
+                twice.append(f"{owned} {offset}")
         if twice:
             log.warning(
                 "%d records were done already: %s",
@@ -305,7 +305,7 @@ class ConsumerSession:
             )
         return not gone
 
-    def check_overtaken(self, shares: Collection[Share]) -> None:
+    def check_overtaken(self, owned_ranges: Collection[OwnedRange]) -> None:
         """Check that no other consumer has opened the same hashes later, which can
         happen after `assign`.
 
@@ -317,17 +317,17 @@ class ConsumerSession:
         if not self.ownership.alone:
             return
         self.follower.poll(0.0)
-        for share in shares:
-            rank = share.progress.term(share.at), self.openings.barrier.generation
-            keys = [said.key for said in self.follower.live(share.at)]
+        for owned in owned_ranges:
+            rank = owned.progress.term(owned.at), self.openings.barrier.generation
+            keys = [said.key for said in self.follower.live(owned.at)]
             louder = [
                 key
                 for key in keys
-                if key.key_range.overlaps(share.id.key_range)
+                if key.key_range.overlaps(owned.id.key_range)
                 and (key.term, key.generation) > rank
             ]
             if louder:
-                resolved = self.follower.resolve(share.at, share.id.key_range)
+                resolved = self.follower.resolve(owned.at, owned.id.key_range)
                 stable = min(
                     (
                         one.segment.position
@@ -336,11 +336,11 @@ class ConsumerSession:
                     ),
                     default=0,
                 )
-                self.reader.close([share])
-                del self.shares[share.id]
-                self.openings.want([share.id], share.epoch)
+                self.reader.close([owned])
+                del self.owned_ranges[owned.id]
+                self.openings.want([owned.id], owned.epoch)
                 raise IndividualCommitTooOldError(
-                    f"{share}: another consumer reads it, and is at {stable}; going on from there",
+                    f"{owned}: another consumer reads it, and is at {stable}; going on from there",
                     last_stable_offset=stable,
                 )
 
@@ -349,14 +349,16 @@ class ConsumerSession:
         records are handed out again.
         """
         epochs = {
-            share.id: share.epoch
-            for share in self.shares.values()
-            if share not in self.revocations
+            owned.id: owned.epoch
+            for owned in self.owned_ranges.values()
+            if owned not in self.revocations
         }
-        self.reader.close(self.shares.values())
-        leaving = [share for share in self.shares.values() if share in self.revocations]
+        self.reader.close(self.owned_ranges.values())
+        leaving = [
+            owned for owned in self.owned_ranges.values() if owned in self.revocations
+        ]
         self._gone(leaving)
-        self.shares.clear()
+        self.owned_ranges.clear()
         for id_, epoch in epochs.items():
             self.openings.want([id_], epoch)
 
@@ -365,8 +367,8 @@ class ConsumerSession:
         self.take_done()
         self._told = True
         try:
-            if self.shares:
-                self.commit(list(self.shares.values()))
+            if self.owned_ranges:
+                self.commit(list(self.owned_ranges.values()))
         except (LogError, GroupError) as error:
             log.warning(
                 "closing: uncommitted records are processed again elsewhere: %s",
@@ -401,7 +403,9 @@ class ConsumerSession:
                     self._lose_remade(given_up)
                 except LogError as error:
                     log.warning("cannot see whether topics were made anew: %s", error)
-            given_up &= set(self.shares.values())  # without what was lost just now
+            given_up &= set(
+                self.owned_ranges.values()
+            )  # without what was lost just now
             if not given_up:
                 return
             _tell(self._scope.listeners.revoke, given_up)
@@ -481,7 +485,7 @@ class ConsumerSession:
                         "the group has removed this consumer; uncommitted records are processed again elsewhere"
                     )
                     self.openings.clear()
-                    self._lose(list(self.shares.values()))
+                    self._lose(list(self.owned_ranges.values()))
                 case Assigned():
                     self._assigned(event)
 
@@ -499,20 +503,20 @@ class ConsumerSession:
             )
         kept = self._held(event.added)
         self.revocations.keep(kept)
-        for share in kept:
-            share.leave(False)
-        fresh = [id_ for id_ in event.added if id_ not in self.shares]
+        for owned in kept:
+            owned.leave(False)
+        fresh = [id_ for id_ in event.added if id_ not in self.owned_ranges]
         self.openings.want(fresh, event.epoch)
         if unopened := self.openings.drop(event.revoked):
             self.ownership.released(unopened)
         leaving = self._held(event.revoked)
         self.revocations.ask(leaving, self._host.now())
-        for share in leaving:
-            share.leave(True)
+        for owned in leaving:
+            owned.leave(True)
         self._told = self._told or bool(leaving)
 
-    def _held(self, ids: Iterable[TaskId]) -> list[Share]:
-        return [self.shares[id_] for id_ in ids if id_ in self.shares]
+    def _held(self, ids: Iterable[TaskId]) -> list[OwnedRange]:
+        return [self.owned_ranges[id_] for id_ in ids if id_ in self.owned_ranges]
 
     def _open(self) -> None:
         """Open the key ranges whose barrier is passed, and commit their positions as a
@@ -522,9 +526,9 @@ class ConsumerSession:
             return
         opened: list[tuple[Progress, Opening]] = []
         try:
-            opened = self.openings.step(self.shares.keys())
+            opened = self.openings.step(self.owned_ranges.keys())
             fresh = [
-                Share(
+                OwnedRange(
                     opening.id,
                     progress,
                     opening.epoch,
@@ -542,9 +546,9 @@ class ConsumerSession:
                 raise
             log.warning("opening key ranges: %s; trying again", error)
             return
-        for share in fresh:
-            self.shares[share.id] = share
-            self.reader.open(share)
+        for owned in fresh:
+            self.owned_ranges[owned.id] = owned
+            self.reader.open(owned)
         _tell(self._scope.listeners.assign, fresh)
 
     def _note(self) -> None:
@@ -554,26 +558,30 @@ class ConsumerSession:
         self.take_done()
         if due := self._due():
             self.commit(due)
-        blocked = {share for share in self.shares.values() if share.inflight.blocked()}
-        for share in blocked - self._blocked:
+        blocked = {
+            owned for owned in self.owned_ranges.values() if owned.inflight.blocked()
+        }
+        for owned in blocked - self._blocked:
             log.warning(
                 "%s: %d records are handed out and not done; nothing more until half of them are",
-                share,
-                share.inflight.missing,
+                owned,
+                owned.inflight.missing,
             )
             if isinstance(self.ownership, Shared):
                 self.ownership.group.rejoin()
         self._blocked = blocked
 
-    def _due(self) -> list[Share]:
+    def _due(self) -> list[OwnedRange]:
         """Return the key ranges that `consume` commits now without being asked."""
         now = self._host.now()
         if self.config["enable.auto.commit"] and now >= self._commit_at:
             self._commit_at = now + self._commit_s
-            return list(self.shares.values())
+            return list(self.owned_ranges.values())
         most = self.config["max.num.ranges.to.commit"]
         return [
-            share for share in self.shares.values() if share.inflight.many_news(most)
+            owned
+            for owned in self.owned_ranges.values()
+            if owned.inflight.many_news(most)
         ]
 
     def _let_pass(self) -> None:
@@ -584,19 +592,19 @@ class ConsumerSession:
             return
         self._let_pass_at = self._host.now() + LET_PASS_S
         try:
-            self.commits.let_pass(list(self.shares.values()), self.ownership)
+            self.commits.let_pass(list(self.owned_ranges.values()), self.ownership)
         except (LogError, MembershipLostError) as error:
             log.info("siblings wait longer: %s", error)
 
-    def _lose(self, lost: Iterable[Share]) -> None:
+    def _lose(self, lost: Iterable[OwnedRange]) -> None:
         """Mark these key ranges as lost, close them, and call `on_lost`."""
-        gone = [share for share in lost if share.live]
+        gone = [owned for owned in lost if owned.live]
         self.revocations.lose(gone)
         self._told = True
         self._gone(gone)
         _tell(self._scope.listeners.lost, gone)
 
-    def _lose_remade(self, given_up: Collection[Share] = ()) -> bool:
+    def _lose_remade(self, given_up: Collection[OwnedRange] = ()) -> bool:
         """Lose the key ranges whose topic was deleted and made anew, because their
         offsets mean other records now. Return whether there are any.
 
@@ -606,8 +614,12 @@ class ConsumerSession:
             LogError: the brokers did not answer.
         """
         self._compare_at = self._host.now() + LOOK_EVERY_S
-        remade = self.openings.remade(share.progress for share in self.shares.values())
-        lost = [share for share in self.shares.values() if share.progress in remade]
+        remade = self.openings.remade(
+            owned.progress for owned in self.owned_ranges.values()
+        )
+        lost = [
+            owned for owned in self.owned_ranges.values() if owned.progress in remade
+        ]
         if not lost:
             return False
         log.warning(
@@ -616,41 +628,43 @@ class ConsumerSession:
         )
         self.reader.close(lost, remade=True)
         leaving = [
-            share for share in lost if share in given_up or share in self.revocations
+            owned for owned in lost if owned in given_up or owned in self.revocations
         ]
-        for share in lost:
-            if share not in leaving:
-                del self.shares[share.id]
-                self.openings.want([share.id], share.epoch)
+        for owned in lost:
+            if owned not in leaving:
+                del self.owned_ranges[owned.id]
+                self.openings.want([owned.id], owned.epoch)
         self.revocations.lose(lost)
         self._told = True
         self._gone(leaving)
         _tell(self._scope.listeners.lost, lost)
         return True
 
-    def _gone(self, shares: Collection[Share]) -> None:
+    def _gone(self, owned_ranges: Collection[OwnedRange]) -> None:
         """Close these key ranges, and release them to the group."""
-        self.reader.close(shares)
-        for share in shares:
-            self.shares.pop(share.id, None)
+        self.reader.close(owned_ranges)
+        for owned in owned_ranges:
+            self.owned_ranges.pop(owned.id, None)
         if (
-            shares
+            owned_ranges
             and isinstance(self.ownership, Shared)
             and self.ownership.assigned is not None
         ):
-            self.ownership.released([share.id for share in shares])
+            self.ownership.released([owned.id for owned in owned_ranges])
 
 
-def _tell(listener: RangesCallback | None, shares: Collection[Share]) -> None:
-    if listener is not None and shares:
-        listener(by_partition(shares))
+def _tell(
+    listener: RangesCallback | None, owned_ranges: Collection[OwnedRange]
+) -> None:
+    if listener is not None and owned_ranges:
+        listener(by_partition(owned_ranges))
 
 
-def by_partition(shares: Iterable[Share]) -> Ranges:
+def by_partition(owned_ranges: Iterable[OwnedRange]) -> Ranges:
     """Return the key ranges of each partition, ascending."""
     ranges: dict[TopicPartition, list[KeyRange]] = {}
-    for share in shares:
-        ranges.setdefault(share.at, []).append(share.id.key_range)
+    for owned in owned_ranges:
+        ranges.setdefault(owned.at, []).append(owned.id.key_range)
     return {at: tuple(sorted(some)) for at, some in sorted(ranges.items())}
 
 

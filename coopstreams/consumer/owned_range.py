@@ -43,16 +43,16 @@ class ConsumerRecord:
     value: bytes | None
     timestamp: int
     headers: Headers | None
-    share: Share = field(repr=False)
+    owned: OwnedRange = field(repr=False)
     """The owned key range that the record belongs to, for `done`."""
 
     @property
     def key_range(self) -> KeyRange:
         """The key range that owned the record when it was handed out."""
-        return self.share.id.key_range
+        return self.owned.id.key_range
 
 
-class Share:
+class OwnedRange:
     """A key range of a partition, as long as the consumer owns it. Belongs to the
     consumer's thread.
 

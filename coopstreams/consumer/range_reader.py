@@ -1,9 +1,9 @@
 """The reader for all key ranges of a consumer: it fetches each partition once and
 routes each record to its key range.
 
-A key range here is an `owned_range.Share`, which has nothing to do with share groups:
-`taken` is the next offset that it takes, and `behind` says that the reader is past it,
-because records were dropped. `owned_range.py` has the rules of both.
+A key range here is an `OwnedRange`: `taken` is the next offset that it takes, and
+`behind` says that the reader is past it, because records were dropped. `owned_range.py`
+has the rules of both.
 
 A key range that is paused or has too many records in flight does not hold up the other
 key ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache`
@@ -29,7 +29,7 @@ from collections.abc import (
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.owned_range import ConsumerRecord, Share
+from coopstreams.consumer.owned_range import ConsumerRecord, OwnedRange
 from coopstreams.consumer.range_cache import RangeCache
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import Columns, TopicPartition, joined
@@ -45,7 +45,7 @@ milliseconds.
 class _Partition:
     """A partition of which this consumer reads key ranges."""
 
-    shares: list[Share] = field(default_factory=list)
+    owned_ranges: list[OwnedRange] = field(default_factory=list)
     """The key ranges of the partition, in the order of the reader's slots."""
     at: int | None = None
     """The next offset that the reader fetches; None: it does not read the partition."""
@@ -54,13 +54,13 @@ class _Partition:
         """Sort the key ranges, and set `at` to the first offset that one of them takes
         next.
         """
-        self.shares.sort(key=lambda share: share.id)
-        for share in self.shares:
+        self.owned_ranges.sort(key=lambda owned: owned.id)
+        for owned in self.owned_ranges:
             # While nothing is read (`at` is None), the reader needs a position, also if
             # all ranges are stuck. What waits goes out before its range takes again.
-            if share.takes_again or (self.at is None and not share.waiting):
-                share.behind = False
-        taken = [share.taken for share in self.shares if not share.behind]
+            if owned.takes_again or (self.at is None and not owned.waiting):
+                owned.behind = False
+        taken = [owned.taken for owned in self.owned_ranges if not owned.behind]
         if taken:
             self.at = min(taken)
 
@@ -98,31 +98,33 @@ class RangeReader:
         The next fetch drops these.
         """
 
-    def open(self, share: Share) -> None:
+    def open(self, owned: OwnedRange) -> None:
         """Read a key range from its opening position on."""
-        partition = self._partitions.setdefault(share.at, _Partition())
-        share.paused = share.at in self._paused
-        partition.shares.append(share)
-        share.behind = True
-        self._changed.add(share.at)
+        partition = self._partitions.setdefault(owned.at, _Partition())
+        owned.paused = owned.at in self._paused
+        partition.owned_ranges.append(owned)
+        owned.behind = True
+        self._changed.add(owned.at)
 
-    def close(self, shares: Iterable[Share], *, remade: bool = False) -> None:
+    def close(
+        self, owned_ranges: Iterable[OwnedRange], *, remade: bool = False
+    ) -> None:
         """Stop reading these key ranges, and drop their waiting records.
 
         `remade`: whether their topic was deleted and made anew, so that records fetched
         from it are useless.
         """
-        for share in shares:
+        for owned in owned_ranges:
             if remade:
-                self._remade.add(share.at)
-            share.live = False
-            share.waiting.clear()
-            partition = self._partitions.get(share.at)
-            if partition is not None and share in partition.shares:
-                partition.shares.remove(share)
-                self._changed.add(share.at)
-                if not partition.shares:
-                    del self._partitions[share.at]
+                self._remade.add(owned.at)
+            owned.live = False
+            owned.waiting.clear()
+            partition = self._partitions.get(owned.at)
+            if partition is not None and owned in partition.owned_ranges:
+                partition.owned_ranges.remove(owned)
+                self._changed.add(owned.at)
+                if not partition.owned_ranges:
+                    del self._partitions[owned.at]
 
     def fetch(self, most: int, timeout_s: float) -> None:
         """Fetch once. Block up to `timeout_s`, and only while no record has arrived.
@@ -132,9 +134,9 @@ class RangeReader:
                 call tries again.
         """
         self._place()
-        for share in self._shares():
-            if (offsets := share.ask()) is not None:
-                self._values.ask(Refetch(share.at, offsets, share.waiting))
+        for owned in self._owned_ranges():
+            if (offsets := owned.ask()) is not None:
+                self._values.ask(Refetch(owned.at, offsets, owned.waiting))
         batches = self._reader.fetch(most, 0.0 if self._values else timeout_s)
         for batch in batches:
             partition = self._partitions.get(batch.partition)
@@ -145,7 +147,7 @@ class RangeReader:
                     if self._filter is None
                     else self._filter.columns(batch.columns)
                 )
-                partition.shares[batch.slot].take(
+                partition.owned_ranges[batch.slot].take(
                     columns,
                     batch.next_offset,
                     self._room,
@@ -156,10 +158,10 @@ class RangeReader:
     def records(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records that can be handed out now."""
         records: list[ConsumerRecord] = []
-        for share in self._shares():
+        for owned in self._owned_ranges():
             if len(records) < most:
-                records += share.hand_out(most - len(records))
-            share.settle(self._room, values=self._reserves(share.at.topic))
+                records += owned.hand_out(most - len(records))
+            owned.settle(self._room, values=self._reserves(owned.at.topic))
         return records
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
@@ -172,8 +174,8 @@ class RangeReader:
             self._paused.discard(at)
         partition = self._partitions.get(at)
         if partition is not None:
-            for share in partition.shares:
-                share.paused = paused
+            for owned in partition.owned_ranges:
+                owned.paused = paused
             self._reader.hold(at, paused)
 
     def close_reader(self) -> None:
@@ -182,11 +184,13 @@ class RangeReader:
         self._values.close()
 
     def _room(self) -> int:
-        return self._most_bytes - sum(share.waiting.bytes for share in self._shares())
+        return self._most_bytes - sum(
+            owned.waiting.bytes for owned in self._owned_ranges()
+        )
 
-    def _shares(self) -> Iterator[Share]:
+    def _owned_ranges(self) -> Iterator[OwnedRange]:
         for partition in self._partitions.values():
-            yield from partition.shares
+            yield from partition.owned_ranges
 
     def _place(self) -> None:
         """Set the reader's positions and the key range of each of its slots, in
@@ -195,7 +199,9 @@ class RangeReader:
         This moves the reader back for key ranges whose records were dropped, and which
         can take records again.
         """
-        self._changed |= {share.at for share in self._shares() if share.takes_again}
+        self._changed |= {
+            owned.at for owned in self._owned_ranges() if owned.takes_again
+        }
         if not self._changed:
             return
         changed = {
@@ -215,7 +221,9 @@ class RangeReader:
             self._remade.clear()
         self._reader.assign(positions)
         for at, partition in changed.items():
-            self._reader.route(at, [share.id.key_range for share in partition.shares])
+            self._reader.route(
+                at, [owned.id.key_range for owned in partition.owned_ranges]
+            )
             self._reader.hold(at, at in self._paused)
         self._changed.clear()
 

@@ -278,7 +278,7 @@ def tear_a_commit(consumer: CooperativeConsumer) -> None:
     """
     session = consumer._session
     session.take_done()
-    shares = list(session.shares.values())
+    shares = list(session.owned_ranges.values())
     for share in shares:
         share.stand(in_order=False)
     (key, value), _ = plan(

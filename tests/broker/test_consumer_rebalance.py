@@ -44,7 +44,7 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
     assert {mine, others} == {LEFT, RIGHT}
     assert told == [("assign", {orders.at: (others,)})]
     orders.write(100)
-    records = [record for record in records if record.share.live]
+    records = [record for record in records if record.owned.live]
     records += read(
         first,
         len([n for n in orders.offsets_of(mine) if n >= 100])

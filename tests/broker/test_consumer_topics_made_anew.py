@@ -78,7 +78,7 @@ def test_a_topic_that_is_made_anew_under_a_running_consumer_is_read_from_its_beg
     got = consume_until(
         consumer, lambda got: {record.offset for record in got} >= set(range(more))
     )
-    counting = [record for record in got if record.share.live]
+    counting = [record for record in got if record.owned.live]
     assert sorted(record.offset for record in counting) == list(range(more))
     finish(consumer, counting)
     assert consumer.commit().last_stable_offset == {orders.at: more}

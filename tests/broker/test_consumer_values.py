@@ -10,7 +10,7 @@ import pytest
 
 from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
-from coopstreams.consumer.owned_range import Share
+from coopstreams.consumer.owned_range import OwnedRange
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from tests.broker.consuming import Orders
 from tests.broker.waiting import eventually
@@ -65,24 +65,24 @@ class Reading:
         self.got: dict[KeyRange, list[ConsumerRecord]] = {LEFT: [], RIGHT: []}
         self.until = time.monotonic() + 300
         while not (
-            self.shares
-            and all(share.taken >= self.end for share in self.shares)
+            self.owned_ranges
+            and all(owned.taken >= self.end for owned in self.owned_ranges)
             and self.right_is_done
         ):
             self.turn()
             for record in self.got[RIGHT]:
-                record.share.inflight.done(record.offset)
+                record.owned.inflight.done(record.offset)
         assert len(self.got[LEFT]) == AT_ONCE
 
     @property
-    def shares(self) -> list[Share]:
+    def owned_ranges(self) -> list[OwnedRange]:
         return sorted(
-            self.consumer._session.shares.values(), key=lambda share: share.id
+            self.consumer._session.owned_ranges.values(), key=lambda owned: owned.id
         )
 
     @property
     def right_is_done(self) -> bool:
-        return self.shares[1].inflight.next >= self.end
+        return self.owned_ranges[1].inflight.next >= self.end
 
     def turn(self) -> None:
         assert time.monotonic() < self.until
@@ -95,9 +95,9 @@ class Reading:
 
     def finish(self) -> None:
         """Let the left consumer read to the end."""
-        while self.shares[0].inflight.next < self.end:
+        while self.owned_ranges[0].inflight.next < self.end:
             for record in self.got[LEFT]:
-                record.share.inflight.done(record.offset)
+                record.owned.inflight.done(record.offset)
             self.turn()
 
     def seen(self) -> list[tuple[int, bytes | None, bytes | None, int]]:
@@ -114,13 +114,13 @@ def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same
 ) -> None:
     offsets = write_with_holes(orders)
     kept, again = Reading(orders, reserves=True), Reading(orders, reserves=False)
-    assert 0 < again.shares[0].waiting.bytes < kept.shares[0].waiting.bytes
-    assert not again.shares[0].behind
+    assert 0 < again.owned_ranges[0].waiting.bytes < kept.owned_ranges[0].waiting.bytes
+    assert not again.owned_ranges[0].behind
     kept.finish()
     again.finish()
     assert kept.seen() == again.seen()
     assert sorted(offset for offset, *_ in kept.seen()) == offsets
-    assert [share.waiting.bytes for share in again.shares] == [0, 0]
+    assert [owned.waiting.bytes for owned in again.owned_ranges] == [0, 0]
 
 
 @pytest.mark.ci

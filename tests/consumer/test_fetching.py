@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
-from coopstreams.consumer.owned_range import ConsumerRecord, Share
+from coopstreams.consumer.owned_range import ConsumerRecord, OwnedRange
 from coopstreams.consumer.range_cache import BARE_BYTES, RECORD_BYTES
 from coopstreams.consumer.range_reader import JUMP, RangeReader, span
 from coopstreams.log.log import Reader, RecordBatch, TopicSpec
@@ -68,21 +68,21 @@ class Scene:
         self.got: dict[KeyRange, list[int]] = {}
         self.due: dict[KeyRange, list[int]] = {}
         self.out: list[ConsumerRecord] = []
-        self.shares = []
+        self.owned_ranges = []
         for key_range, position in zip(
             KeyRange.split(len(positions)), positions, strict=True
         ):
             opening = PartitionStart(
                 1, (Segment(key_range, position),), None, claim=False
             )
-            share = Share(
+            owned = OwnedRange(
                 TaskId(0, 0, key_range),
                 Progress(key_range, {AT: opening}, Author("g", 1, "t")),
                 1,
                 in_flight,
             )
-            self.shares.append(share)
-            self.fetching.open(share)
+            self.owned_ranges.append(owned)
+            self.fetching.open(owned)
             self.got[key_range] = []
             self.due[key_range] = [
                 n for n in range(position, RECORDS) if key_hash(KEYS[n]) in key_range
@@ -95,24 +95,24 @@ class Scene:
     def turn(self, most: int) -> None:
         """Fetch and hand out once."""
         self.fetching.fetch(most, 0)
-        waiting = sum(share.waiting.bytes for share in self.shares)
+        waiting = sum(owned.waiting.bytes for owned in self.owned_ranges)
         assert waiting <= self.cache_bytes
         for record in self.fetching.records(most):
             assert record.value == VALUES[record.offset]
             self.got[record.key_range].append(record.offset)
             self.out.append(record)
-        for share in self.shares:
-            share.stand_before()
-            told = min(segment.position for segment in share.progress.segments(AT))
-            assert told >= share.first(), (
+        for owned in self.owned_ranges:
+            owned.stand_before()
+            told = min(segment.position for segment in owned.progress.segments(AT))
+            assert told >= owned.first(), (
                 "with commit.order=offset, others wait for all from here on"
             )
 
     def finish(self, which: slice) -> None:
         """Finish some of the records that are out, and commit them."""
         for record in self.out[which]:
-            assert record.share.inflight.done(record.offset)
-            record.share.inflight.committed()
+            assert record.owned.inflight.done(record.offset)
+            record.owned.inflight.committed()
         del self.out[which]
 
 
@@ -163,9 +163,9 @@ def test_each_key_range_gets_its_records_in_order_once(
 def test_a_paused_partition_stays_paused_when_its_key_ranges_are_opened_anew() -> None:
     scene = Scene([0], RECORDS, 1 << 20, reserves=True)
     scene.fetching.pause(AT, True)
-    (share,) = scene.shares
-    scene.fetching.close([share])
-    again = Share(share.id, share.progress, 1, RECORDS)
+    (owned,) = scene.owned_ranges
+    scene.fetching.close([owned])
+    again = OwnedRange(owned.id, owned.progress, 1, RECORDS)
     scene.fetching.open(again)
     scene.turn(10)
     assert not scene.out
@@ -178,10 +178,10 @@ def test_a_partition_that_is_resumed_between_two_owners_is_read() -> None:
     scene = Scene([0], RECORDS, 1 << 20, reserves=True)
     scene.fetching.pause(AT, True)
     scene.turn(10)
-    (share,) = scene.shares
-    scene.fetching.close([share])
+    (owned,) = scene.owned_ranges
+    scene.fetching.close([owned])
     scene.fetching.pause(AT, False)
-    scene.fetching.open(Share(share.id, share.progress, 1, RECORDS))
+    scene.fetching.open(OwnedRange(owned.id, owned.progress, 1, RECORDS))
     scene.turn(10)
     assert scene.out
 
@@ -191,13 +191,13 @@ def test_a_partition_that_cannot_be_read_yet_is_read_once_it_can_be() -> None:
     scene = Scene([0], RECORDS, 1 << 20, reserves=True)
     later = TopicPartition("later", 0)
     opening = PartitionStart(1, (Segment(WHOLE, 0),), None, claim=False)
-    share = Share(
+    owned = OwnedRange(
         TaskId(1, 0, WHOLE),
         Progress(WHOLE, {later: opening}, Author("g", 1, "t")),
         1,
         RECORDS,
     )
-    scene.fetching.open(share)
+    scene.fetching.open(owned)
     for _ in range(2):
         with pytest.raises(UnknownTopicError):
             scene.fetching.fetch(10, 0)
@@ -216,8 +216,8 @@ def test_a_seek_goes_past_records_that_retention_has_deleted() -> None:
     scene.log.delete_before(AT, 50)
     with pytest.raises(OffsetOutOfRangeError):
         scene.turn(RECORDS)
-    for share in scene.shares:
-        share.seek(50)
+    for owned in scene.owned_ranges:
+        owned.seek(50)
     scene.turn(RECORDS)
     assert scene.got == {
         key_range: [n for n in due if n >= 50] for key_range, due in scene.due.items()
@@ -229,13 +229,13 @@ def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its
 ):
     for reserves in (True, False):
         scene = slow_and_fast(reserves=reserves)
-        slow = scene.shares[0]
+        slow = scene.owned_ranges[0]
         assert slow.waiting.bytes > 0
         for _ in range(RECORDS):
             scene.finish(slice(None))
             scene.turn(50)
         assert scene.got[slow.id.key_range] == scene.due[slow.id.key_range]
-        assert [share.waiting.bytes for share in scene.shares] == [0, 0]
+        assert [owned.waiting.bytes for owned in scene.owned_ranges] == [0, 0]
 
 
 def slow_and_fast(*, reserves: bool) -> Scene:
@@ -243,12 +243,12 @@ def slow_and_fast(*, reserves: bool) -> Scene:
     out, the others wait.
     """
     scene = Scene([0, 0], in_flight=5, cache_bytes=1 << 20, reserves=reserves)
-    slow, fast = (share.id.key_range for share in scene.shares)
-    scene.shares[1].inflight.most = RECORDS
+    slow, fast = (owned.id.key_range for owned in scene.owned_ranges)
+    scene.owned_ranges[1].inflight.most = RECORDS
     for _ in range(3 * RECORDS):
         scene.turn(50)
         for record in [record for record in scene.out if record.key_range == fast]:
-            assert record.share.inflight.done(record.offset)
+            assert record.owned.inflight.done(record.offset)
             scene.out.remove(record)
     assert scene.got == {slow: scene.due[slow][:5], fast: scene.due[fast]}
     return scene
@@ -258,25 +258,27 @@ def test_without_values_less_is_kept_and_the_reader_does_not_go_back() -> None:
     whole, bare = slow_and_fast(reserves=True), slow_and_fast(reserves=False)
     waiting = scene_waiting(whole)
     kept = sum(len(KEYS[offset]) for offset in waiting)
-    assert whole.shares[0].waiting.bytes == kept + len(waiting) * (50 + RECORD_BYTES)
-    assert bare.shares[0].waiting.bytes == kept + len(waiting) * BARE_BYTES
-    assert not bare.shares[0].behind
+    assert whole.owned_ranges[0].waiting.bytes == kept + len(waiting) * (
+        50 + RECORD_BYTES
+    )
+    assert bare.owned_ranges[0].waiting.bytes == kept + len(waiting) * BARE_BYTES
+    assert not bare.owned_ranges[0].behind
     assert len(bare.readers) == 1, "nobody wants the values yet"
 
 
 def scene_waiting(scene: Scene) -> list[int]:
-    return scene.due[scene.shares[0].id.key_range][5:]
+    return scene.due[scene.owned_ranges[0].id.key_range][5:]
 
 
 def test_values_are_read_again_by_batches() -> None:
     scene = slow_and_fast(reserves=False)
-    scene.shares[0].inflight.most = RECORDS
+    scene.owned_ranges[0].inflight.most = RECORDS
     scene.turn(7)
     assert len(scene.readers) == 2
     while scene.got != scene.due:
         scene.turn(7)
     assert scene.readers[1].fetches == 1, "of all records that waited, one request"
-    assert scene.shares[0].waiting.bytes == 0
+    assert scene.owned_ranges[0].waiting.bytes == 0
 
 
 @given(
@@ -304,13 +306,13 @@ def test_what_was_compacted_meanwhile_is_passed_over_and_all_that_is_left_is_han
     for _ in range(20 * RECORDS):
         scene.turn(most)
         scene.finish(slice(None))
-        if all(share.inflight.next == RECORDS for share in scene.shares):
+        if all(owned.inflight.next == RECORDS for owned in scene.owned_ranges):
             break
-    for share in scene.shares:
-        got, due = scene.got[share.id.key_range], scene.due[share.id.key_range]
+    for owned in scene.owned_ranges:
+        got, due = scene.got[owned.id.key_range], scene.due[owned.id.key_range]
         assert got == sorted(set(got))
         assert {n for n in due if left[KEYS[n]] == n} <= set(got) <= set(due)
-        assert share.inflight.next == RECORDS, "what is gone counts as done"
+        assert owned.inflight.next == RECORDS, "what is gone counts as done"
 
 
 def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_until_somebody_seeks() -> (
@@ -322,7 +324,7 @@ def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_
     for _ in range(3):
         with pytest.raises(OffsetOutOfRangeError):
             scene.turn(50)
-    slow = scene.shares[0]
+    slow = scene.owned_ranges[0]
     slow.seek(RECORDS - 5)
     for _ in range(10):
         scene.turn(50)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coopstreams.consumer import ConsumerRecord, KeyRange
-from coopstreams.consumer.owned_range import Share
+from coopstreams.consumer.owned_range import OwnedRange
 from coopstreams.topology.columns import Columns, TopicPartition
 
 
@@ -79,7 +79,7 @@ class Book:
         self._done: set[Place] = set()
         self._committed: dict[Place, tuple[int, _Owned]] = {}
         self._opened: list[_Owned] = []
-        self._owned: dict[Share, _Owned] = {}
+        self._owned: dict[OwnedRange, _Owned] = {}
         self._results: dict[Place, int] = {}
         self._last_result: dict[tuple[TopicPartition, int, bytes], int] = {}
 
@@ -93,7 +93,7 @@ class Book:
 
     def counts(self, record: ConsumerRecord) -> bool:
         """Whether a record is of the topic in which its key range was opened."""
-        return place(record).made == self._opened_in(record.share)
+        return place(record).made == self._opened_in(record.owned)
 
     def written(self, at: TopicPartition, offset: int, key: bytes) -> None:
         """Note that a record is in the log."""
@@ -115,22 +115,22 @@ class Book:
 
     def handed(self, by: str, record: ConsumerRecord) -> None:
         """Note that a consumer has got a record."""
-        here, key, owned = place(record), record.key or b"", self._of(by, record.share)
-        if here.made < self._opened_in(record.share):
+        here, key, holder = place(record), record.key or b"", self._of(by, record.owned)
+        if here.made < self._opened_in(record.owned):
             self._say(
                 "order",
-                f"{by} gets {here} of {record.share}, and that topic was deleted before it began",
+                f"{by} gets {here} of {record.owned}, and that topic was deleted before it began",
             )
         if not self.counts(record):
             return
         if here in self._committed:
             since, owner = self._committed[here]
-            if since < owned.after or owner is owned:
+            if since < holder.after or owner is holder:
                 self._say(
                     "again",
-                    f"{by} gets {here} of {record.share}, which {owner.by} has committed",
+                    f"{by} gets {here} of {record.owned}, which {owner.by} has committed",
                 )
-        earlier, mine = self._written[here.at, here.made, key], owned.handed[key]
+        earlier, mine = self._written[here.at, here.made, key], holder.handed[key]
         if mine and mine[-1] >= here.offset:
             self._say("order", f"{by} gets {here} of key {key!r} after {mine[-1]}")
         before = bisect_left(earlier, here.offset)
@@ -152,23 +152,23 @@ class Book:
     def committed(self, by: str, records: Iterable[ConsumerRecord], began: int) -> None:
         """Note that a commit of these has succeeded. `began`: the moment before it."""
         for record in filter(self.counts, records):
-            here, owned = place(record), self._of(by, record.share)
-            since, other = self._committed.setdefault(here, (self.moment(), owned))
-            if other is not owned:
+            here, holder = place(record), self._of(by, record.owned)
+            since, other = self._committed.setdefault(here, (self.moment(), holder))
+            if other is not holder:
                 self._say(
                     "owners",
-                    f"{by} commits {here} of {record.share}, which {other.by} committed at {since}",
+                    f"{by} commits {here} of {record.owned}, which {other.by} committed at {since}",
                 )
             for later in self._opened:
                 if (
                     later.at == here.at
-                    and owned.since < later.after
+                    and holder.since < later.after
                     and later.since < began
-                    and later.key_range.overlaps(owned.key_range)
+                    and later.key_range.overlaps(holder.key_range)
                 ):
                     self._say(
                         "owners",
-                        f"{by} commits {here} of {record.share}, which {later.by} has opened since",
+                        f"{by} commits {here} of {record.owned}, which {later.by} has opened since",
                     )
 
     def told(self, results: Columns) -> None:
@@ -209,22 +209,22 @@ class Book:
             else []
         )
 
-    def _opened_in(self, share: Share) -> int:
+    def _opened_in(self, owned: OwnedRange) -> int:
         """Return the number of the topic in which a key range was opened."""
-        topic = share.at.topic
-        return self._topics[topic].index(share.progress.topic_ids[topic])
+        topic = owned.at.topic
+        return self._topics[topic].index(owned.progress.topic_ids[topic])
 
-    def _of(self, by: str, share: Share) -> _Owned:
+    def _of(self, by: str, owned: OwnedRange) -> _Owned:
         """Return the entry of an open key range: the latest opening of which the owner
         was informed.
         """
-        if share not in self._owned:
-            self._owned[share] = next(
+        if owned not in self._owned:
+            self._owned[owned] = next(
                 one
                 for one in reversed(self._opened)
-                if (one.by, one.at, one.key_range) == (by, share.at, share.id.key_range)
+                if (one.by, one.at, one.key_range) == (by, owned.at, owned.id.key_range)
             )
-        return self._owned[share]
+        return self._owned[owned]
 
     def _say(self, oracle: str, what: str) -> None:
         self.wrong[oracle].append(what)

@@ -12,7 +12,7 @@ from coopstreams.commit.progress import CommitPlan
 from coopstreams.commit.view import CommitView
 from coopstreams.consumer.consumer_commit import CommitResult, Commits
 from coopstreams.consumer.consumer_session import ConsumerSession
-from coopstreams.consumer.owned_range import Share
+from coopstreams.consumer.owned_range import OwnedRange
 from coopstreams.consumer.ownership import Ownership, Shared, Transaction
 
 
@@ -25,19 +25,21 @@ def no_way_back() -> AbstractContextManager[Any]:
     """Waiting records of a revoked key range are not read again when it is kept after
     all.
     """
-    return patch.object(Share, "_forget_waiting", lambda self: self.waiting.clear())
+    return patch.object(
+        OwnedRange, "_forget_waiting", lambda self: self.waiting.clear()
+    )
 
 
 def what_is_held_is_passed() -> AbstractContextManager[Any]:
     """Of a key range whose records wait, the log is passed up to behind them."""
-    take = Share.take
+    take = OwnedRange.take
 
-    def taken(self: Share, *given: Any, **named: Any) -> None:
+    def taken(self: OwnedRange, *given: Any, **named: Any) -> None:
         take(self, *given, **named)
         if self.waiting and self.held:
             self.inflight.hand_out((), (), self.taken)
 
-    return patch.object(Share, "take", taken)
+    return patch.object(OwnedRange, "take", taken)
 
 
 def no_fence() -> AbstractContextManager[Any]:
@@ -57,11 +59,11 @@ def commit_beside() -> AbstractContextManager[Any]:
     def commit_in(
         self: Commits,
         transaction: Transaction,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         metadata: Any,
     ) -> CommitResult:
-        done = self.commit(shares, ownership, metadata)
+        done = self.commit(owned_ranges, ownership, metadata)
         transaction.commit(self._timeout_s)
         return done
 
@@ -74,12 +76,12 @@ def results_first() -> AbstractContextManager[Any]:
     def commit_in(
         self: Commits,
         transaction: Transaction,
-        shares: Sequence[Share],
+        owned_ranges: Sequence[OwnedRange],
         ownership: Ownership,
         metadata: Any,
     ) -> CommitResult:
         transaction.commit(self._timeout_s)
-        return self.commit(shares, ownership, metadata)
+        return self.commit(owned_ranges, ownership, metadata)
 
     return patch.object(Commits, "commit_in", commit_in)
 

@@ -117,8 +117,8 @@ class User(Life):
             self._held.append(record)
         if consumer.to_be_revoked() and chance.random() < 0.3:
             consumer.delay_revoke(consumer.to_be_revoked())
-        self._held = [record for record in self._held if record.share.live]
-        self._done = [record for record in self._done if record.share.live]
+        self._held = [record for record in self._held if record.owned.live]
+        self._done = [record for record in self._done if record.owned.live]
         self._work_for(
             chance.choice((0.0, 0.0, 0.05, 0.5))
             if chance.random() < 0.98
@@ -169,7 +169,7 @@ class User(Life):
         """Commit these records by their offsets."""
         ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for record in records:
-            if record.share.live:
+            if record.owned.live:
                 self._book.done(record)
                 ranges.setdefault((record.topic, record.partition), []).append(
                     (record.offset, record.offset)
@@ -203,7 +203,7 @@ class User(Life):
             counted = [
                 record
                 for record in records
-                if record.share.live
+                if record.owned.live
                 and contains(ranges.get(place(record).at, ()), record.offset)
             ]
             self._book.committed(self.machine.name, counted, began)
