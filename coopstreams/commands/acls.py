@@ -1,5 +1,7 @@
 """`coopstreams acls`: prints the ACLs that an application needs, as kafka-acls commands
 or as JSON.
+
+Relies on: `admin.needed_acls` (the rules).
 """
 
 from __future__ import annotations

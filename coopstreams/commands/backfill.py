@@ -1,5 +1,7 @@
 """`coopstreams backfill`: runs a topology over the history of its source topics, in
 Spark.
+
+Relies on: `spark.preparation`, `spark.execution` and `spark.publication` (do the work).
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """`coopstreams check`: prints which stores and topics a new version of a topology
 keeps, before it is deployed.
+
+Relies on: `preflight.last_version` and `graph.changes` (judge), `processes.restarts`
+(what the exit codes mean).
 """
 
 from __future__ import annotations

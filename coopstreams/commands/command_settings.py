@@ -1,5 +1,7 @@
 """The settings (file, environment, flags), the connection and the logging of commands
 that contact Kafka.
+
+Relies on: `common.setting_sources` (which source wins).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`coopstreams dlq`: shows the records of a dead-letter topic, and replays them."""
+"""`coopstreams dlq`: shows the records of a dead-letter topic, and replays them.
+
+Relies on: `admin.dead_letters` (reads and replays).
+"""
 
 from __future__ import annotations
 

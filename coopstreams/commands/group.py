@@ -1,5 +1,7 @@
 """`coopstreams group`: describes a group, removes its static members, and resets its
 positions.
+
+Relies on: `admin.group_description`, `admin.group_reset` (do the work).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`coopstreams policy`: prints and sets the policy of the cluster and of topics."""
+"""`coopstreams policy`: prints and sets the policy of the cluster and of topics.
+
+Relies on: `commit.cluster_policy` (the topic, and who obeys).
+"""
 
 from __future__ import annotations
 

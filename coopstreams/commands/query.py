@@ -1,4 +1,7 @@
-"""`coopstreams query`: prints the result of a query by key, by time or by range."""
+"""`coopstreams query`: prints the result of a query by key, by time or by range.
+
+Relies on: `query.client`, `http_access`.
+"""
 
 from __future__ import annotations
 

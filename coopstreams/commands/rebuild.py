@@ -1,5 +1,7 @@
 """`coopstreams rebuild`: makes a snapshot from the changelogs; with `--from source`,
 corrects the changelogs.
+
+Relies on: `admin.rebuild` and `spark.source_rebuild` (do the work).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """`coopstreams reset`: resets an application that does not run, and deletes its state
 and internal topics.
+
+Relies on: `admin.application_reset` (what is deleted, and in which order).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`coopstreams run`: runs a topology in one process, or in several under a supervisor."""
+"""`coopstreams run`: runs a topology in one process, or in several under a supervisor.
+
+Relies on: `instance.coop_streams` (one process), `processes.supervisor` (several),
+`processes.restarts` (the exit codes).
+"""
 
 from __future__ import annotations
 

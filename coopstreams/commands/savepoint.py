@@ -1,4 +1,7 @@
-"""`coopstreams savepoint`: has a running application write a savepoint."""
+"""`coopstreams savepoint`: has a running application write a savepoint.
+
+Relies on: `admin.savepoint` (does the work).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """`coopstreams snapshots`: lists, verifies and publishes snapshots in a storage, and
 deletes old files.
+
+Relies on: `state.manifest` and `state.snapshot` (what may be deleted).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """`coopstreams status`: prints the owners of tasks, their progress, and why a task
 makes none.
+
+Relies on: `status.model` (the answer, also of an earlier release), `http_access`.
 """
 
 from __future__ import annotations

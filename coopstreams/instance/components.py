@@ -6,6 +6,8 @@ Most methods make one thread or part of `Instance`, and start nothing.
 Invariant: everything opened here is closed here, in the opposite order.
 Invariant: the control thread replaces `plan`. So what may change with it is passed on as
 a function that reads it, and never as a value.
+Relies on: `instance` (in which order the parts start and stop), `preflight.resolution`
+(checks before anything is created).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """`BranchedKStream`: a stream that is split. Each record goes only to the first branch
 whose predicate is true.
+
+Relies on: `graph.graph` (`Flow`), `naming` (one name for each branch, in this order).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 
 Invariant: the builder contacts no broker. An error that can be found without a broker
 is raised at the wrong line, at the latest in `build()`.
+Relies on: `attach` (the nodes of sources and tables), `graph.subtopologies` (what
+`build` makes and refuses).
 Turned down: refusing a program that writes to a topic it reads (the loop may be
 intended), and default serdes.
 """

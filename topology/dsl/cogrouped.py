@@ -1,5 +1,7 @@
 """`CogroupedKStream`: several grouped streams, each with its own aggregator, to be
 aggregated into one table.
+
+Relies on: `attach_aggregates` (what is stored, and under which names).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ passed, or, with ids, these times by id.
 Invariant: whether a record passes follows from the records of its key before it, and
 from their timestamps, not from when they were processed. Stream time only decides how
 long the store remembers: at least `within` beyond the time in which duplicates count.
+Relies on: `processors` (the context), `repartition` (before it, if keys have changed).
 Turned down: a store with a row for each id (its hash would not be that of the record's
 key, so the partition could not be shared).
 Source: Kafka Streams' KIP-655, which was never built.

@@ -6,6 +6,7 @@ starts, and follows it from then on. So it does not advance stream time, has no
 changelog of its own, and may have any partition count.
 
 Invariant: only the thread that reads its topic changes it; operators only look it up.
+Relies on: `opening.globals` (reads and follows), `graph.graph`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The streams and tables that `group_by` returns, to be aggregated."""
+"""The streams and tables that `group_by` returns, to be aggregated.
+
+Relies on: `attach_aggregates` (what is stored, and under which names), `repartition`
+(when keys have changed).
+"""
 
 from __future__ import annotations
 

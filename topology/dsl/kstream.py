@@ -1,5 +1,8 @@
 """`KStream`: a stream of records. Each operator is a method that attaches a node and
 returns its flow.
+
+Relies on: `graph.graph` (what a `Flow` says of keys and serdes), `stream_calls` and
+`stream_joins` (more of its operators), `attach_processors`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Its views (`filter`, `map_values`) have no store: a look-up applies them to the rows of
 the store upstream.
+
+Relies on: `attach_views` (stores and old values), `attach_joins`, `attach_aggregates`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The asynchronous operators of a stream: coroutines, and functions on threads or in
 processes.
+
+Relies on: `topology.calls` (the options), `attach_processors`, `compile.call_order`
+(what waits for a call).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The joins of a stream with a table, another stream, or a global table. A joiner of
 `…_with_key` takes the key first.
 
+Relies on: `attach_joins` (stores, windows and keys).
 Turned down: a second argument besides `joiner` for a function with the key. Each form
 of each join would need two overloads.
 """

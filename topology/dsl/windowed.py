@@ -1,4 +1,8 @@
-"""Grouped streams that are cut into windows or sessions, to be aggregated."""
+"""Grouped streams that are cut into windows or sessions, to be aggregated.
+
+Relies on: `attach_aggregates` (what is stored, and under which names),
+`graph.known_folds` (which folds have native rows).
+"""
 
 from __future__ import annotations
 
