@@ -142,6 +142,28 @@ class NativeRows(Protocol):
         `NativeTable.loaded`.
         """
 
+    @property
+    def first_open(self) -> int | None:
+        """The start of the earliest open window (ms); None: no window is open."""
+
+    def reopen(self, keys: list[bytes]) -> None:
+        """Have these windows, by their store keys, be the open ones."""
+
+    def closed(
+        self,
+        stream_time: int,
+        load: Callable[[bytes], Any],
+        encode: Callable[[Any], bytes] | None = None,
+        is_row: bool = True,
+    ) -> tuple[list[bytes], list[Any], list[int]] | None:
+        """Return keys, values and timestamps of the windows that are closed at a stream
+        time and have a value, ordered by start and key; they are open no more.
+
+        `encode`, `is_row`: see `updates`; None: values are not serialised. If one
+        cannot be, None is returned, and the windows stay open.
+        """
+        ...
+
     def newest(self) -> tuple[bytes, Any] | None:
         """Return key and value of the row that began to differ from the database last;
         None: no row does.
@@ -168,10 +190,17 @@ class NativeRows(Protocol):
         """
         ...
 
-    def updates(self, encode: Callable[[Any], bytes]) -> Updates | None:
+    def updates(
+        self,
+        encode: Callable[[Any], bytes],
+        is_row: bool,
+    ) -> Updates | None:
         """Return the changed rows, serialised, in the order of their first change; None
         if the rows must go one by one: a value is no number of the serde, or cannot be
         serialised.
+
+        `is_row`: whether `encode` makes the bytes of a row, so that `freeze` need not
+        make them again; else those of what a table shows of it.
         """
 
     def stray(self, first: int, last: int) -> bytes | None:

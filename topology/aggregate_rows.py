@@ -251,12 +251,12 @@ def _computed(source: _Source, functions: Mapping[str, Any]) -> None:
         calls[variable] = f"{source.constant('of', argument)}({given})"
         if type(argument) is part_of and type(argument.name) is str:
             parts[variable] = f"value[{argument.name!r}]"
-    source.line("if value is None:")
-    source.line(f"    {' = '.join(functions)} = None")
     if parts:
-        source.line("elif value.__class__ is dict:")
+        source.line("if value.__class__ is dict:")
         for variable, call in calls.items():
             source.line(f"    {variable} = {parts.get(variable, call)}")
+    source.line("elif value is None:" if parts else "if value is None:")
+    source.line(f"    {' = '.join(functions)} = None")
     source.line("else:")
     for variable, call in calls.items():
         source.line(f"    {variable} = {call}")

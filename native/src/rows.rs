@@ -189,15 +189,16 @@ impl Rows {
     }
 
     /// Return keys, values and timestamps of the windows that are closed at a stream time and have a value, ordered by start
-    /// and key; they are open no more. With `encode` their values are serialised, and if one cannot be, None is returned and
-    /// nothing has changed. `load`: as of `value`.
-    #[pyo3(signature = (stream_time, load, encode=None))]
+    /// and key; they are open no more. With `encode` their values are serialised (`is_row`: as of `updates`), and if one cannot
+    /// be, None is returned and nothing has changed. `load`: as of `value`.
+    #[pyo3(signature = (stream_time, load, encode=None, is_row=true))]
     fn closed<'py>(
         &mut self,
         py: Python<'py>,
         stream_time: i64,
         load: &Bound<'py, PyAny>,
         encode: Option<&Bound<'py, PyAny>>,
+        is_row: bool,
     ) -> PyResult<Option<Updates<'py>>> {
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
         let mut done = Vec::new();
@@ -211,7 +212,7 @@ impl Rows {
                 }
                 let value = match encode {
                     None => row.value.object(py)?,
-                    Some(encode) => match self.bytes_of(py, index, encode) {
+                    Some(encode) => match self.bytes_of(py, index, encode, is_row) {
                         Some(bytes) => bytes.into_any().unbind(),
                         None => {
                             done.push((start, indexes));
@@ -526,9 +527,15 @@ impl Rows {
     }
 
     /// Return keys, serialised values (of a mean, the quotients) and timestamps of the changed rows in the order of their
-    /// first change. A row that came and went since the last commit is left out. `encode` serialises objects; None: some
-    /// value is no number of the serde, or cannot be serialised, so that the rows go one by one.
-    fn updates<'py>(&mut self, py: Python<'py>, encode: &Bound<'py, PyAny>) -> PyResult<Option<Updates<'py>>> {
+    /// first change. A row that came and went since the last commit is left out. `encode` serialises objects; `is_row`: to the
+    /// bytes that `freeze` will need again. None: some value is no number of the serde, or cannot be serialised, so that the
+    /// rows go one by one.
+    fn updates<'py>(
+        &mut self,
+        py: Python<'py>,
+        encode: &Bound<'py, PyAny>,
+        is_row: bool,
+    ) -> PyResult<Option<Updates<'py>>> {
         if self.odd {
             return Ok(None);
         }
@@ -545,7 +552,9 @@ impl Rows {
                             return Ok(None);
                         };
                         out.1.append(&bytes)?;
-                        self.serialised.insert(index, bytes.unbind());
+                        if is_row {
+                            self.serialised.insert(index, bytes.unbind());
+                        }
                     }
                     value if !self.numbers.is_plain(value) => {
                         self.serialised.clear();
@@ -1018,17 +1027,18 @@ impl Rows {
         }
     }
 
-    /// Return the bytes of a value, which `freeze` will need again; None: it is no number of the serde, or cannot be serialised.
+    /// Return the bytes of a value; None: it is no number of the serde, or cannot be serialised. `is_row`: as of `updates`.
     fn bytes_of<'py>(
         &mut self,
         py: Python<'py>,
         index: u32,
         encode: &Bound<'py, PyAny>,
+        is_row: bool,
     ) -> Option<Bound<'py, PyBytes>> {
         match &self.rows[index].value {
             Value::Object(object) => {
                 let bytes = serialised(encode, object.bind(py)).ok()?;
-                if self.rows[index].dirty {
+                if is_row && self.rows[index].dirty {
                     self.serialised.insert(index, bytes.clone().unbind());
                 }
                 Some(bytes)

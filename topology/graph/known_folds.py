@@ -29,7 +29,7 @@ types it meets); the mean itself as the row (it lacks the weight of the next num
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import (
@@ -180,7 +180,7 @@ def plain_sinks(
         children = _children(node, nodes)
     else:
         row_key = node.store.row_key or node.store.key
-        value = serdes.float64 if known_kind(node) == "mean" else node.store.value
+        value = shown_serde(node)
         children = _below(node, nodes)
     found = list[Sink]()
     for child in children:
@@ -205,15 +205,29 @@ def taken_at_once(node: Aggregate, nodes: Sequence[Node]) -> Suppress | None:
     """Return the suppression that takes the updates of a flush as columns, if nothing
     else receives them and it needs no old values.
     """
-    children = _children(node, nodes)
+    children = _below(node, nodes)
     if len(children) != 1 or not isinstance(children[0], Suppress):
         return None
     child = children[0]
     serdes_fit = (child.key, child.value) == (
         node.store.row_key or node.store.key,
-        node.store.value,
+        shown_serde(node),
     )
     return child if serdes_fit and child.until_close and not child.sends_old else None
+
+
+def finish_of(node: Aggregate) -> Callable[[Any], Any] | None:
+    """Return the function by which a view makes what the table shows of its rows; None:
+    it shows its rows.
+    """
+    return mean_of if known_kind(node) == "mean" else node.store.value.shown
+
+
+def shown_serde(node: Aggregate) -> Serde[Any]:
+    """Return the serde of what a table shows, unless another is named below it."""
+    if known_kind(node) == "mean":
+        return serdes.float64
+    return node.store.value if node.store.value.shown is None else serdes.json
 
 
 def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
@@ -350,7 +364,7 @@ def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that receive the updates of a table; for a mean and for several
     aggregates, the nodes below the view that finishes their rows.
     """
-    finish = mean_of if known_kind(node) == "mean" else node.store.value.shown
+    finish = finish_of(node)
     if finish is None:
         return _children(node, nodes)
     views = [

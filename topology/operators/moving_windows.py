@@ -605,7 +605,6 @@ class NativeClosing(Closing):
         """Make the open windows over a `NativeWindowTable`."""
         self._rows = store.rows
         self._loaded = store.loaded
-        self._encode = store.encode_row
         self._length = windows.size_ms + windows.grace_ms
         self._advance = windows.advance_ms
         super().__init__(store, windows, parts, clocked=clocked)
@@ -621,14 +620,20 @@ class NativeClosing(Closing):
             for key, value, timestamp in zip(*found, strict=True)
         ]
 
-    def columns(self, stream_time: int) -> ClosedColumns | None:
+    def columns(
+        self,
+        stream_time: int,
+        encode: Callable[[Any], bytes],
+        is_row: bool,
+    ) -> ClosedColumns | None:
         """Return and remove the windows that are closed, with serialised values; None,
-        and they stay, if a value cannot be serialised here.
+        and they stay, if a value cannot be serialised here. `encode`, `is_row`: see
+        `NativeRows.updates`.
         """
         if stream_time < self.next:
             return [], [], []
         found: ClosedColumns | None = self._rows.closed(
-            stream_time, self._loaded, self._encode
+            stream_time, self._loaded, encode, is_row
         )
         if found is not None:
             self._look_ahead(stream_time)

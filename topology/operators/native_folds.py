@@ -14,13 +14,15 @@ Source: `aggregates` is the reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 from coopstreams.topology.graph.known_folds import (
+    finish_of,
     is_only_state,
     known_kind,
     plain_sinks,
+    shown_serde,
     taken_at_once,
 )
 from coopstreams.topology.graph.nodes import (
@@ -113,7 +115,7 @@ def forward_at_once(
             )
             lines.append(f"{now} = max({now}, max(updates[2], default=-1))")
     function.prologue += [
-        f"updates = None if headed else {store}.rows.updates({store}.encode_row)",
+        f"updates = None if headed else {store}.rows.updates({encoder(compiler, node)})",
         "if updates is not None:",
         *(f"    {line}" for line in lines),
         "    return",
@@ -135,7 +137,9 @@ def forward_closed_at_once(
     sinks = plain_sinks(node, compiler.analysis.nodes)
     if not may_be_columns(sinks, compiler):
         return
-    function.line(f"updates = {closing}.columns({operator_time})")
+    function.line(
+        f"updates = {closing}.columns({operator_time}, {encoder(compiler, node)})"
+    )
     with function.block("if updates is not None:"):
         for line in writes(compiler, sinks):
             function.line(line)
@@ -346,6 +350,25 @@ def _takes(node: Aggregate, class_: str) -> str:
 def _count_late(function: Body, node: Aggregate) -> None:
     if node.windows is not None:
         function.line(f"dropped[{function.unit.drop(node.name, 'late')}] += late")
+
+
+def encoder(compiler: Compiler, node: Aggregate) -> str:
+    """Return the arguments that serialise an update of a row: the function, and whether
+    its bytes are those of the row in the store, too.
+    """
+    finish = finish_of(node)
+    if finish is None or node.store.name in compiler.native:
+        return f"{compiler.unit.store(node.store)}.encode_row, True"
+    made = _shown_bytes(finish, shown_serde(node).encode)
+    return f"{compiler.unit.constant('encode_shown', made)}, False"
+
+
+def _shown_bytes(
+    finish: Callable[[Any], Any],
+    encode: Callable[[Any], bytes],
+) -> Callable[[Any], bytes]:
+    """Return the function that serialises what a table shows of a row."""
+    return lambda row: encode(finish(row))
 
 
 def may_be_columns(
