@@ -9,7 +9,8 @@ import pytest
 from benchmarks.stateful import CASES, measured
 from tests.conftest import needs_native
 
-RECORDS = 20_000
+RECORDS = 40_000
+"""80 s: the first window closes after 40 s."""
 
 
 @needs_native
