@@ -3,8 +3,9 @@
 Shape: a tree is the name of an operation and its operands, which are trees; `part` and
 `field` have a name behind it, `constant` a value, and the functions of
 `expression_values` their options last. `field` stands for a field by itself, which
-raises KeyError where the part is missing.
-Invariant: `native/src/expressions.rs` knows each operation that is written here.
+raises KeyError where the part is missing. Behind `row` are pairs of a name and a tree.
+Invariant: `native/src/expressions.rs` knows each operation that is written here, and
+`native/src/json.rs` a row.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from coopstreams.topology.fields import (
     IsNull,
     Known,
     Not,
+    Row,
     field,
 )
 
@@ -36,6 +38,21 @@ def tree_of(expression: Expression) -> Tree | None:
     if type(expression) is field:
         return ("field", expression.name) if _is_unicode(expression.name) else None
     return _tree(expression)
+
+
+def json_tree_of(expression: Expression) -> Tree | None:
+    """Return the tree of an expression that is written as JSON, so it may be a row of
+    others; None: the extension cannot compute it.
+    """
+    if not isinstance(expression, Row):
+        return tree_of(expression)
+    items = []
+    for name, item in zip(expression.names, expression.items, strict=True):
+        tree = json_tree_of(item) if isinstance(item, Row) else _tree(item)
+        if tree is None or not _is_unicode(name):
+            return None
+        items.append((name, tree))
+    return ("row", *items)
 
 
 def _tree(expression: Expression) -> Tree | None:

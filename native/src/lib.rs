@@ -4,7 +4,7 @@
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
 //! `router`: records to key ranges · `rows`: the write buffer of an aggregation, its `row_table` and its `numbers` ·
 //! `join_side`: the records of one side of a join · `parts`: JSON to columns of its fields and of `expressions`, which know
-//! `texts`. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
+//! `texts`, and to other `json`. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
 //! `front_request`, what both share with Python in `front_queue`.
 
@@ -18,6 +18,7 @@ mod front_connection;
 mod front_queue;
 mod front_request;
 mod join_side;
+mod json;
 mod librdkafka;
 mod numbers;
 mod pace;

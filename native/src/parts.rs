@@ -1,11 +1,14 @@
-//! JSON objects as columns, without the objects: of their parts, and of expressions of their parts, where a program reads its
-//! values by expressions only.
+//! JSON objects as columns, without the objects: of their parts, of expressions of their parts, and of the JSON of these,
+//! where a program reads its values by expressions only.
 //!
 //! A record of which a column is not certain is left to Python, so that values and errors are those of the reference, orjson
 //! and `expression_values`: other text than an object, a bare field that is missing, what is nested or `-0`, and what
 //! `expressions` says.
 
+use crate::breathe;
 use crate::expressions::{Expression, Unsure};
+use crate::json::Json;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyType};
 use serde_core::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -19,10 +22,18 @@ pub struct Parts {
     names: Vec<String>,
 }
 
-/// A column: of values, or of truths. A record whose truth is not `passing` ends there: Python drops it.
-struct Read {
-    expression: Expression,
-    passing: Option<bool>,
+/// A column: of values, of their JSON, or of truths. A record whose truth is not the one that passes ends there: Python drops
+/// it.
+enum Read {
+    Value(Expression),
+    Json(Json),
+    Truth(Expression, bool),
+}
+
+/// The item of a record in a column.
+enum Item<'v> {
+    Value(Part<'v>),
+    Bytes(Vec<u8>),
 }
 
 /// A value within JSON, or of an expression. `Nested`: a list or an object. `Odd`: a number that Python reads in another way.
@@ -40,53 +51,63 @@ pub enum Part<'a> {
 }
 
 type Column<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyType>>);
+type Columns<'py> = (Vec<Column<'py>>, bool);
 
 #[pymethods]
 impl Parts {
-    /// Shape: of each column what it is for (`value`, `keep` or `drop`) and its expression's tree.
+    /// Shape: of each column what it is for (`value`, `json`, `keep` or `drop`) and its expression's tree.
     #[new]
     fn new(columns: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<Self> {
         let mut names = Vec::new();
         let mut read = Vec::new();
         for (role, tree) in &columns {
-            let passing = match role.as_str() {
-                "keep" => Some(true),
-                "drop" => Some(false),
-                _ => None,
-            };
-            let expression = Expression::of(tree, &mut names)?;
-            read.push(Read { expression, passing });
+            read.push(match role.as_str() {
+                "value" => Read::Value(Expression::of(tree, &mut names)?),
+                "json" => Read::Json(Json::of(tree, &mut names)?),
+                "keep" => Read::Truth(Expression::of(tree, &mut names)?, true),
+                "drop" => Read::Truth(Expression::of(tree, &mut names)?, false),
+                _ => return Err(PyValueError::new_err("value, json, keep or drop")),
+            });
         }
         Ok(Self { columns: read, names })
     }
 
-    /// Return the columns, and int or float if all values are of this class; `unread` for records that Python has to
-    /// compute. Behind a truth that drops a record, columns have None for it.
+    /// Return the columns, each with int or float if all its items are of this class, and whether all records were read;
+    /// `unread` stands for those that Python has to compute. Behind a truth that drops a record, further truths drop it, too,
+    /// and its values are None.
     fn columns<'py>(
         &self,
         py: Python<'py>,
         values: &Bound<'py, PyAny>,
         unread: &Bound<'py, PyAny>,
-    ) -> PyResult<Vec<Column<'py>>> {
+    ) -> PyResult<Columns<'py>> {
         let columns: Vec<_> = self.columns.iter().map(|_| PyList::empty(py)).collect();
         let (mut ints, mut floats) = (vec![0; columns.len()], vec![0; columns.len()]);
         let mut found = vec![None; self.names.len()];
+        let mut all_read = true;
         let values = values.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-        for value in &values {
+        for (done, value) in values.iter().enumerate() {
+            breathe(py, done);
             found.fill(None);
             let bytes = value.cast::<PyBytes>();
             let read = bytes.is_ok_and(|bytes| self.read(bytes.as_bytes(), &mut found));
             let row = if read { self.row(&found) } else { Err(Unsure) };
             let Ok(row) = row else {
+                all_read = false;
                 for column in &columns {
                     column.append(unread)?;
                 }
                 continue;
             };
-            for (i, part) in row.into_iter().enumerate() {
-                ints[i] += usize::from(matches!(part, Part::Int(_) | Part::Natural(_)));
-                floats[i] += usize::from(matches!(part, Part::Float(_)));
-                columns[i].append(part.object(py)?)?;
+            for (i, item) in row.into_iter().enumerate() {
+                match item {
+                    Item::Bytes(bytes) => columns[i].append(PyBytes::new(py, &bytes))?,
+                    Item::Value(part) => {
+                        ints[i] += usize::from(matches!(part, Part::Int(_) | Part::Natural(_)));
+                        floats[i] += usize::from(matches!(part, Part::Float(_)));
+                        columns[i].append(part.object(py)?)?;
+                    }
+                }
             }
         }
         let class = |i: usize| {
@@ -97,11 +118,8 @@ impl Parts {
                 _ => None,
             }
         };
-        Ok(columns
-            .into_iter()
-            .enumerate()
-            .map(|(i, column)| (column, class(i)))
-            .collect())
+        let columns = columns.into_iter().enumerate();
+        Ok((columns.map(|(i, column)| (column, class(i))).collect(), all_read))
     }
 }
 
@@ -117,22 +135,22 @@ impl Parts {
     }
 
     /// Return a record's item of each column.
-    fn row<'v>(&'v self, found: &'v [Option<Part<'_>>]) -> Result<Vec<Part<'v>>, Unsure> {
+    fn row<'v>(&'v self, found: &'v [Option<Part<'_>>]) -> Result<Vec<Item<'v>>, Unsure> {
         let mut row = Vec::with_capacity(self.columns.len());
+        let mut passes = true;
         for column in &self.columns {
-            let Some(passing) = column.passing else {
-                row.push(match column.expression.value(found)? {
+            row.push(match column {
+                Read::Truth(expression, passing) => {
+                    passes = passes && expression.truth(found)? == *passing;
+                    Item::Value(Part::Bool(passes == *passing))
+                }
+                _ if !passes => Item::Value(Part::Null),
+                Read::Json(json) => json.bytes(found)?.map_or(Item::Value(Part::Null), Item::Bytes),
+                Read::Value(expression) => match expression.value(found)? {
                     Part::Nested => return Err(Unsure),
-                    value => value,
-                });
-                continue;
-            };
-            let truth = column.expression.truth(found)?;
-            row.push(Part::Bool(truth));
-            if truth != passing {
-                row.resize(self.columns.len(), Part::Null);
-                break;
-            }
+                    value => Item::Value(value),
+                },
+            });
         }
         Ok(row)
     }

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coopstreams import coalesce, concat, field, lit, value, when
+from coopstreams import coalesce, concat, field, lit, row, serdes, value, when
 from coopstreams.log.kafka.native import native_parts
-from coopstreams.topology.expression_trees import tree_of
+from coopstreams.topology.expression_trees import json_tree_of, tree_of
 from coopstreams.topology.fields import BOOLEAN, Expression
 from coopstreams.topology.operators.json_parts import Role, unread
 from tests.conftest import needs_native
-from tests.topology.drawn_expressions import drawn, drawn_value
+from tests.topology.drawn_expressions import drawn, drawn_row, drawn_value
 
 pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]
 
@@ -47,10 +47,10 @@ def computed(
 ) -> list[Any]:
     """Return the column of an expression."""
     make = native_parts()
-    tree = tree_of(expression)
+    tree = json_tree_of(expression) if role == "json" else tree_of(expression)
     assert make is not None
     assert tree is not None, expression
-    ((column, _),) = make([(role, tree)]).columns(texts, unread)
+    ((column, _),), _ = make([(role, tree)]).columns(texts, unread)
     return column
 
 
@@ -65,8 +65,12 @@ def compared(
     for expression in expressions:
         found = computed("value", expression, texts)
         truths = computed("keep", expression, texts)
-        for text, value_, one, truth in zip(texts, values, found, truths, strict=True):
+        written = computed("json", expression, texts)
+        for text, value_, one, truth, json_ in zip(
+            texts, values, found, truths, written, strict=True
+        ):
             counts["results"] += 1
+            _check_json(expression, value_, json_)
             if one is unread:
                 counts["left to Python"] += 1
             else:
@@ -80,6 +84,14 @@ def compared(
                     assert want in (truth, None), (expression, text, truth, want)
                 assert truth is bool(want), (expression, text, truth, want)
     return counts
+
+
+def _check_json(expression: Expression, value_: Any, found: Any) -> None:
+    """Check that JSON is what the serde writes of the value, or left to Python."""
+    if found is not unread:
+        want = expression(value_)
+        written = None if want is None else serdes.json.serialize(want)
+        assert found == written, (expression, value_, found, written)
 
 
 def _read(text: bytes | None) -> Any:
@@ -117,6 +129,23 @@ def drawn_expressions(dice: Random, count: int) -> list[Expression]:
 def test_an_expression_returns_natively_what_it_returns(seed: int) -> None:
     dice = Random(seed)
     compared(drawn_expressions(dice, 20), drawn_texts(dice, 30))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+@example(seed=0)
+def test_a_row_is_the_json_that_it_is_in_python(seed: int) -> None:
+    dice = Random(seed)
+    texts = drawn_texts(dice, 30)
+    values = list(map(_read, texts))
+    for _ in range(20):
+        expression = drawn_row(dice, 3)
+        if dice.random() < 0.2:
+            expression = row(a=expression, b=field("a"), **{'"\n\u00fc': field("b")})
+        if json_tree_of(expression) is not None:
+            found = computed("json", expression, texts)
+            for value_, one in zip(values, found, strict=True):
+                _check_json(expression, value_, one)
 
 
 def test_most_is_computed_natively() -> None:
@@ -236,6 +265,25 @@ def test_texts(pairs: list[tuple[str, str]]) -> None:
 )
 def test_numbers(pairs: list[tuple[float, float]]) -> None:
     compared(OF_NUMBERS, _texts_of(pairs))
+
+
+ROWS = [
+    row(),
+    row(a=A, b=B),
+    row(**{'\x00\x1f\x7f"\\/\u2028\U0001f600': A * B, "": A / B}),
+    row(a=row(a=A + B, b=row())),
+    row(text=A.cast("text"), number=B.cast("float64")),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs=st.lists(st.tuples(anything, anything), max_size=20))
+def test_rows(pairs: list[tuple[Any, Any]]) -> None:
+    texts = _texts_of(pairs)
+    for expression in ROWS:
+        found = computed("json", expression, texts)
+        for text, one in zip(texts, found, strict=True):
+            _check_json(expression, _read(text), one)
 
 
 @settings(max_examples=150, deadline=None)

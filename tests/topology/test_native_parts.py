@@ -38,7 +38,10 @@ def columns(
 ) -> list[tuple[list[Any], type | None]]:
     make = native_parts()
     assert make is not None
-    return make([("value", ("field", name)) for name in names]).columns(values, unread)
+    read = make([("value", ("field", name)) for name in names])
+    found, all_read = read.columns(values, unread)
+    assert all_read == all(item is not unread for column, _ in found for item in column)
+    return found
 
 
 PLAIN = (
@@ -303,6 +306,11 @@ def deep(stream: KStream[Any, Any]) -> None:
     stream.filter(condition).map_values(field("a"), value=serdes.json).to("out")
 
 
+def twice(stream: KStream[Any, Any]) -> None:
+    condition = field("a") > 1
+    stream.filter_not(condition).filter(condition).to("out")
+
+
 FLOWS: dict[str, Flow] = {
     "a part": lambda stream: stream.map_values(field("a"), value=serdes.json).to("out"),
     "a condition as a value": lambda stream: stream.map_values(
@@ -340,6 +348,22 @@ FLOWS: dict[str, Flow] = {
         )
         .to("out")
     ),
+    "a row of many": lambda stream: stream.map_values(
+        row(
+            a=field("a"),
+            deep=row(b=field("b") == field("a"), c=field("a") / 3),
+            text=field("c").cast("text"),
+        ),
+        value=serdes.json,
+    ).to("out"),
+    "several filters": lambda stream: (
+        stream.filter_not(field("a") == 7)
+        .filter(field("b").is_null() | (field("b") != "x"))
+        .filter_not(field("c"))
+        .map_values(row(a=field("a") + 1, b=field("b")), value=serdes.json)
+        .to("out")
+    ),
+    "one condition twice": twice,
     "a row with the key": lambda stream: stream.map_values_with_key(
         row(key=key().is_null(), b=when(field("b") == 7, field("a"))),
         value=serdes.json,
@@ -360,8 +384,12 @@ def compiled(
     )
 
 
-def outcome(program: Program, texts: Sequence[bytes | None]) -> list[Any]:
-    """Return the outputs, failures and counters of a program."""
+def outcome(
+    program: Program, texts: Sequence[bytes | None], headed: int | None = None
+) -> list[Any]:
+    """Return the outputs, failures and counters of a program. `headed`: the record that
+    has headers, if one has.
+    """
     failures = list[Any]()
 
     def fail(failure: Failure) -> None:
@@ -380,19 +408,33 @@ def outcome(program: Program, texts: Sequence[bytes | None]) -> list[Any]:
     bound = program.bind(state.stores, fail, caching=False)
     offsets = list(range(len(texts)))
     keys = [b"%d" % (offset % 3) if offset % 7 else None for offset in offsets]
+    headers = headed is not None and [
+        [("name", b"%d" % offset)] if offset == headed else None for offset in offsets
+    ]
     bound.process(
         TopicPartition("in", 0),
-        Columns(keys, texts, offsets, offsets, list(accumulate(offsets, max))),
+        Columns(
+            keys,
+            texts,
+            offsets,
+            offsets,
+            list(accumulate(offsets, max)),
+            headers or None,
+        ),
     )
     out = bound.outputs["out"]
-    return [failures, out.keys, out.values, out.timestamps, bound.dropped]
+    return [failures, out.keys, out.values, out.timestamps, out.headers, bound.dropped]
 
 
 @pytest.mark.parametrize("flow", FLOWS)
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), oddness=st.sampled_from([0.0, 0.02, 0.2]))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    oddness=st.sampled_from([0.0, 0.02, 0.2]),
+    headed=st.sampled_from([None, None, 0, 7]),
+)
 def test_a_program_does_with_parts_what_it_does_with_dicts(
-    flow: str, seed: int, oddness: float
+    flow: str, seed: int, oddness: float, headed: int | None
 ) -> None:
     dice = Random(seed)
     texts = [
@@ -400,9 +442,8 @@ def test_a_program_does_with_parts_what_it_does_with_dicts(
         for _ in range(30)
     ]
     note(f"{texts}")
-    assert outcome(compiled(FLOWS[flow], native=True), texts) == outcome(
-        compiled(FLOWS[flow], native=False), texts
-    )
+    natively = outcome(compiled(FLOWS[flow], native=True), texts, headed)
+    assert natively == outcome(compiled(FLOWS[flow], native=False), texts, headed)
 
 
 def source(flow: Flow, value: serdes.Serde[Any] = serdes.json) -> str:
@@ -412,6 +453,18 @@ def source(flow: Flow, value: serdes.Serde[Any] = serdes.json) -> str:
 @pytest.mark.parametrize("flow", FLOWS)
 def test_values_of_these_programs_do_not_become_dicts(flow: str) -> None:
     assert " is unread:" in source(FLOWS[flow])
+
+
+@pytest.mark.parametrize("flow", ["a row", "several filters", "a part"])
+def test_a_batch_goes_to_its_sink_at_once(flow: str) -> None:
+    assert "if all_read and not headed" in source(FLOWS[flow])
+
+
+@pytest.mark.parametrize(
+    "flow", ["one condition twice", "a new key", "a count of some"]
+)
+def test_other_batches_go_record_by_record(flow: str) -> None:
+    assert "if all_read" not in source(FLOWS[flow])
 
 
 class Name(StrEnum):

@@ -68,6 +68,7 @@ from coopstreams.topology.operators import (
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator, Variant
+from coopstreams.topology.operators.json_batches import pass_at_once
 from coopstreams.topology.operators.json_parts import (
     MakeParts,
     columns_read,
@@ -345,6 +346,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             read_columns(function, compiler.parts, found)
             record.columns = function.columns
         function.forward(source, record)
+    if function.columns.variables:
+        pass_at_once(function, source)
     native_folds.settle(function, source)
     columns = {
         "key_bytes": "keys",

@@ -72,11 +72,14 @@ class ColumnVariables:
 
     parts: Mapping[str, str] = field(default_factory=dict)
     computed: Mapping[tuple[int, bool], str] = field(default_factory=dict)
+    json: Mapping[int, str] = field(default_factory=dict)
+    """The variables of the JSON of expressions, by the id of the expression."""
 
     @property
     def variables(self) -> list[str]:
         """All of them, each once."""
-        return list(dict.fromkeys([*self.parts.values(), *self.computed.values()]))
+        found = (self.parts, self.computed, self.json)
+        return list(dict.fromkeys(each for some in found for each in some.values()))
 
     def of(self, function: object) -> str | None:
         """Return the variable of a function's values, if it is an expression that is a
@@ -126,6 +129,10 @@ class RecordVariables:
     """The number of the parent from which the record comes."""
     columns: ColumnVariables = ColumnVariables()
     unread: str | None = None
+    json: tuple[str, str] | None = None
+    """The variable of the value's JSON, and the test that it is set; if it is not, the
+    value is.
+    """
 
     def with_key(self, key: str) -> RecordVariables:
         """Return the variables of the same record with another key."""
@@ -142,6 +149,7 @@ class RecordVariables:
             old=old,
             columns=ColumnVariables(),
             unread=None,
+            json=None,
         )
 
     def form(self) -> tuple[object, ...]:
@@ -714,7 +722,12 @@ class Function:
         """
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes
-        return self._encoded("value", self.value(record), serde, node, record.dense)
+        value = self.value(record)
+        if record.json is None:
+            return self._encoded("value", value, serde, node, record.dense)
+        json, is_read = record.json
+        before = f"{json} if {is_read} else "
+        return self._encoded("value", value, serde, node, record.dense, before)
 
     def _decoded(
         self,
@@ -752,7 +765,9 @@ class Function:
         serde: Serde[Any],
         node: Node,
         dense: bool,
+        before: str = "",
     ) -> str:
+        """Generate the serialisation of a part. `before`: code in front of its result."""
         name = self.fresh(f"{part}_bytes")
         encode = self.unit.constant(f"encode_{part}", serde.encode)
         whole = self.unit.constant(f"{part}_serde", serde)
@@ -763,7 +778,7 @@ class Function:
             f"unwritable({whole}, {value}, error, {topic!r})",
         ):
             self.line(
-                f"{name} = {'' if dense else f'None if {value} is None else '}{encode}({value})"
+                f"{name} = {before}{'' if dense else f'None if {value} is None else '}{encode}({value})"
             )
         self.unit.constant("unwritable", unwritable)
         return name

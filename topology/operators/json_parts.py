@@ -1,10 +1,10 @@
 """Reads JSON values as columns, for programs that read their values by expressions of
 `field(...)` only, so that no dicts are made.
 
-A column is of a part, of an expression's values, or of the truths of a filter. The
-native extension reads the columns (`MakeParts`); without it, values become dicts. It
-may leave any record `unread`; the code then deserialises the value and calls the
-functions on it. An expression that it does not know is computed by the loop, from
+A column is of a part, of an expression's values or their JSON, or of the truths of a
+filter. The native extension reads the columns (`MakeParts`); without it, values become
+dicts. It may leave any record `unread`; the code then deserialises the value and calls
+the functions on it. An expression that it does not know is computed by the loop, from
 columns of its parts.
 
 Invariant: a column is read only where no node needs the whole value, so no value is
@@ -25,7 +25,7 @@ from typing import (
 )
 
 from coopstreams.topology import serdes
-from coopstreams.topology.expression_trees import Tree, tree_of
+from coopstreams.topology.expression_trees import Tree, json_tree_of, tree_of
 from coopstreams.topology.fields import (
     Expression,
     field,
@@ -52,9 +52,9 @@ from coopstreams.topology.operators.codegen import ColumnVariables, Function
 unread: Final = object()
 """The mark in a column that a record was not read, so the value has to be deserialised."""
 
-Role: TypeAlias = Literal["value", "keep", "drop"]
-"""What a column is: values, or truths of which one that is false (`keep`) or true
-(`drop`) ends the work on the record.
+Role: TypeAlias = Literal["value", "json", "keep", "drop"]
+"""What a column is: values, their JSON, or truths of which one that is false (`keep`)
+or true (`drop`) ends the work on the record.
 """
 
 
@@ -67,13 +67,13 @@ class Parts(Protocol):
         self,
         values: Sequence[bytes | None],
         unread: object,
-    ) -> list[tuple[list[Any], type | None]]:
-        """Return each column, and its class (int or float) if all its items are of that
-        class, else None.
+    ) -> tuple[list[tuple[list[Any], type | None]], bool]:
+        """Return each column with its class (int or float) if all its items are of that
+        class, else None; and whether all records were read.
 
         A record is `unread` in all columns if the value is not a JSON object, or the
         reader is not certain of an item, as of a bare field that is missing. After a
-        truth that ends the work on a record, its items are None.
+        truth that ends the work on a record, so do all truths, and values are None.
         """
         ...
 
@@ -99,7 +99,7 @@ class Column:
     @property
     def key(self) -> tuple[int, bool]:
         """What finds it: the expression, and whether it is truths of it."""
-        return id(self.of), self.role != "value"
+        return id(self.of), self.role in ("keep", "drop")
 
 
 def columns_read(analysis: Analysis, source: Source) -> list[Column]:
@@ -111,7 +111,7 @@ def columns_read(analysis: Analysis, source: Source) -> list[Column]:
     if source.value != serdes.json:
         return []
     columns: list[Column] = []
-    for node in _linear_run(analysis, source):
+    for node in linear_run(analysis, source):
         match node:
             case (
                 Filter(table=False, predicate=function)
@@ -130,7 +130,8 @@ def columns_read(analysis: Analysis, source: Source) -> list[Column]:
         if isinstance(function, Expression):
             if not reads_fields_only(function):
                 break
-            more = _columns_of(node, function)
+            json = isinstance(node, MapValues) and _is_written(analysis, node)
+            more = _columns_of(node, function, json=json)
             if more is None:
                 break
             columns += more
@@ -141,14 +142,30 @@ def columns_read(analysis: Analysis, source: Source) -> list[Column]:
     return []
 
 
+def _is_written(analysis: Analysis, node: MapValues) -> bool:
+    """Return whether all that becomes of a mapper's value is JSON in a topic."""
+    below = next(iter(linear_run(analysis, node)), None)
+    return (
+        isinstance(below, Sink)
+        and below.partitioner is None
+        and below.value == serdes.json
+    )
+
+
 def _columns_of(
     node: Filter | MapValues | SelectKey,
     function: Expression,
+    *,
+    json: bool,
 ) -> list[Column] | None:
     """Return the columns for the function of a node: its own, or else those of the
     parts that it reads. None: the name of a part is no text in JSON.
+
+    `json`: whether the value is wanted as JSON.
     """
     names = fields_of(function)
+    if names and json and (tree := json_tree_of(function)) is not None:
+        return [Column(function, "json", tree)]
     role: Role = "value"
     if isinstance(node, Filter):
         role = "drop" if node.negate else "keep"
@@ -163,7 +180,7 @@ def _columns_of(
     return columns
 
 
-def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
+def linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
     """Yield the nodes below a node. The run ends at a node without exactly one child,
     and before a node with several parents.
     """
@@ -188,17 +205,22 @@ def read_columns(
     unit = function.unit
     parts: dict[str, str] = {}
     computed: dict[tuple[int, bool], str] = {}
+    json: dict[int, str] = {}
     found: dict[str, Column] = {}
     for column in columns:
+        if column.role == "json":
+            variable = json[id(column.of)] = function.fresh("json")
+            found[variable] = column
+            continue
         # A part that two nodes read is one column, and so is a condition of two filters.
-        variable = computed.get(column.key)
+        known = computed.get(column.key)
         if column.part is not None:
             variable = parts[column.part] = unit.identifier("part", column.part)
-        elif variable is None:
-            variable = function.fresh("computed")
+        else:
+            variable = known or function.fresh("computed")
         computed[column.key] = variable
         found.setdefault(variable, column)
-    function.columns = ColumnVariables(parts, computed)
+    function.columns = ColumnVariables(parts, computed, json)
     made = unit.constant("Parts", make)
     read = unit.constant("read", [(each.role, each.tree) for each in found.values()])
     reader = unit.bind(
@@ -210,5 +232,5 @@ def read_columns(
     )
     function.prologue += [
         "batch = process.at_hand()[1]",
-        f"{variables}, = {reader}(batch.values, {unit.constant('unread', unread)})",
+        f"({variables},), all_read = {reader}(batch.values, {unit.constant('unread', unread)})",
     ]

@@ -163,6 +163,10 @@ def map_values(
     record: RecordVariables,
 ) -> None:
     """Generate code that maps the value. A table's tombstones stay tombstones."""
+    json = record.columns.json.get(id(node.mapper))
+    if json is not None:
+        _map_to_json(function, node, record, json)
+        return
     call = function.call_of(
         "mapper",
         node.mapper,
@@ -190,6 +194,22 @@ def map_values(
         if old:
             function.line(f"{old} = None if {record.old} is None else {again}")
     function.forward(node, record.with_value(value, old))
+
+
+def _map_to_json(
+    function: Body,
+    node: MapValues,
+    record: RecordVariables,
+    json: str,
+) -> None:
+    """Generate the mapper of records that were not read; of others its JSON is in the
+    variable `json`, for the sink below.
+    """
+    unread, is_read = function.value_if_unread(record)
+    mapper = function.unit.constant("mapper", node.mapper)
+    call = f"{mapper}({'None, ' if node.with_key else ''}{unread})"
+    value = function.guarded("value", f"None if {is_read} else {call}", node)
+    function.forward(node, replace(record.with_value(value), json=(json, is_read)))
 
 
 def flat_map_values(
