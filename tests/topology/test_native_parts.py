@@ -21,7 +21,7 @@ from coopstreams.log.kafka.native import native_parts
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.failures import Failure
@@ -408,9 +408,8 @@ def outcome(
     bound = program.bind(state.stores, fail, caching=False)
     offsets = list(range(len(texts)))
     keys = [b"%d" % (offset % 3) if offset % 7 else None for offset in offsets]
-    headers = headed is not None and [
-        [("name", b"%d" % offset)] if offset == headed else None for offset in offsets
-    ]
+    given: Headers = [("name", b"a")]
+    headers = [given if offset == headed else None for offset in offsets]
     bound.process(
         TopicPartition("in", 0),
         Columns(
@@ -419,7 +418,7 @@ def outcome(
             offsets,
             offsets,
             list(accumulate(offsets, max)),
-            headers or None,
+            None if headed is None else headers,
         ),
     )
     out = bound.outputs["out"]
