@@ -2,8 +2,11 @@
 its folder.
 
 Invariant: each engine has a folder of its own, so that a damaged one can be deleted
-alone. Turned down: entry points (an application's own engine would first have to become
-a package).
+alone.
+Invariant: `folder_of` does not change: the folders are on users' disks, and
+`StateDirectory` finds them again by their names.
+Turned down: entry points (an application's own engine would first have to become a
+package).
 """
 
 from __future__ import annotations

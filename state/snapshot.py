@@ -659,9 +659,9 @@ def sweep(
     """Delete the files of old and incomplete runs; return their names.
 
     Kept are the files that a manifest of the published run, of the newest `keep`
-    complete runs, of a savepoint or of a leased run names, whatever run they are of. A run without a
-    manifest may still be at work: its files stay if it is leased, or newer than the
-    published run. A damaged manifest is not kept, even if it is the published one; a
+    complete runs, of a savepoint or of a leased run names, whatever run they are of. A
+    run without a manifest may still be at work: its files stay if it is leased, or
+    newer than the published run. A damaged manifest is not kept, even if it is the published one; a
     warning names it. Files that are not of snapshots stay.
 
     `doing`: False: only return the names, and delete nothing.

@@ -11,8 +11,7 @@ up never waits for the network.
 Invariant: if the storage sends nothing for a minute, the download ends: the slices that
 have come are used, and the changelog supplies the rest.
 Relies on: `published_snapshot` (which slices fit), `Database.ingest`.
-Turned down: ingesting over
-existing rows (a file's rows would win over newer ones).
+Turned down: ingesting over existing rows (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -198,9 +197,8 @@ class SnapshotDownload:
         way is completed first: the database gets all fetched rows or none.
         """
         with self._lock:
-            while (
-                self._touching
-            ):  # local work, soon done; the caller may close the database afterwards
+            # Local work, soon done; the caller may close the database afterwards.
+            while self._touching:
                 self._lock.wait()
             self._stage = DownloadStage.ENDED
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -243,9 +241,8 @@ class SnapshotDownload:
         except GivenUpError:
             raise
         except (StateError, OSError) as error:
-            self._heard(
-                0
-            )  # raises if it failed because the download was given up and its files removed
+            # Raises if it failed because the download was given up and its files removed.
+            self._heard(0)
             log.warning(
                 "%s: key groups %d..%d: %s. The changelog restores them.",
                 self._where,

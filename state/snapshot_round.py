@@ -13,8 +13,10 @@ behind. So two publishers never mix: the files that a part takes over from the s
 before are those of one snapshot, which nobody has swept meanwhile.
 Invariant: each slice is the state at its own changelog offset. So it does not matter at
 which of a task's commits it is taken, nor whether the task moves or is cut anew during
-the round: of slices with the same key group, the one furthest in the changelog counts.
-Relies on: `manifest`, `published_snapshot` (`misfit`); `instance/snapshot_taker.py` acts.
+the round: of the slices of parts with the same key group, the one furthest in the
+changelog counts (`furthest`). A slice of the snapshot before gives way to any of these, wherever
+it is in the changelog (`assembled`).
+Relies on: `manifest` (`merged`), `published_snapshot` (`misfit`); `instance/snapshot_taker.py` acts.
 Turned down: to wait for one commit of all tasks (a restore replays each slice from its
 own offset), and messages between the processes (the storage is where the files are).
 """
@@ -308,7 +310,8 @@ def assembled(
 ) -> Manifest:
     """Return a copy of the manifest `of`, which has no stores yet, with the new slices
     (`found`), and the older manifest's slices that still fit the topology and the
-    changelogs (`now`). A store whose changelog does not exist is left out.
+    changelogs (`now`) and share no key group with a new one (`merged`). A store whose
+    changelog does not exist is left out.
     """
     stores: dict[str, StoreSlices] = {}
     for name, topic in now.items():

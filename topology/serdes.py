@@ -167,8 +167,8 @@ def windowed(inner: Serde[K], size: Duration) -> Serde[Windowed[K]]:
 
 
 def windowed_ms(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
-    """Return the serde of windowed keys, with the size in milliseconds: see
-    `windowed`.
+    """Return the serde of windowed keys, with the size in milliseconds, as `windowed`
+    does; but nothing is checked.
     """
     return _windowed(inner, size_ms)
 

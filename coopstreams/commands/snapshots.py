@@ -136,8 +136,9 @@ def gc(
         typer.Option("--dry-run", help="Only print the files that would be deleted."),
     ] = False,
 ) -> None:
-    """Delete files that no kept run mentions. Files newer than the published run stay:
-    a run may be in progress.
+    """Delete the files that no kept run names. Kept are the published run, the newest N
+    complete ones, savepoints, and runs that are being read or written. The files of an
+    unfinished run stay if it is newer than the published one: it may be in progress.
     """
     gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)
     for name in gone:

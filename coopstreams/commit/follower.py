@@ -30,11 +30,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from coopstreams.commit.hidden_commits import NAMED, Ahead
+from coopstreams.commit.hidden_commits import NAMED, AboveTail
 from coopstreams.commit.record import (
+    NEWEST_VALUE,
     PARTITIONS,
     VERSION,
-    WITH_AHEAD,
     Committed,
     Segment,
     partition_of,
@@ -115,7 +115,7 @@ class Follower:
         self._view = CommitView(group)
         self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
-        self._ahead = Ahead(log, group, self.partition)
+        self._above_tail = AboveTail(log, group, self.partition)
         self._clear = 0
         """The offset below which no record of the group follows some earlier tail: see
         `hidden_commits`.
@@ -312,18 +312,18 @@ class Follower:
             LogError: the partition cannot be read.
         """
         if self._tail < barrier:
-            self._clear = max(self._clear, self._ahead.look(self._tail, barrier))
+            self._clear = max(self._clear, self._above_tail.look(self._tail, barrier))
 
     def look_no_more(self) -> None:
         """Stop reading above the tail. Idempotent."""
-        self._ahead.end()
+        self._above_tail.end()
 
     def held_back(self, barrier: int) -> str:
         """Return why a barrier is not passed, and the cure, as far as `look_ahead` has
         found out.
         """
         known = f"offset {barrier} of {self.partition}, known up to {self._tail}"
-        writers = self._ahead.writers
+        writers = self._above_tail.writers
         if not writers:
             return known
         first = writers[0]
@@ -477,7 +477,7 @@ class Follower:
 
     def close(self) -> None:
         """Stop reading. Idempotent."""
-        self._ahead.end()
+        self._above_tail.end()
         self._reader.close()
 
     def _take(
@@ -493,7 +493,7 @@ class Follower:
             if value is None:  # a tombstone takes the unreadable record back
                 self._unreadable.pop(key, None)
                 return
-            newer = key[:1] > bytes([VERSION]) or value[:1] > bytes([WITH_AHEAD])
+            newer = key[:1] > bytes([VERSION]) or value[:1] > bytes([NEWEST_VALUE])
             if key not in self._unreadable:
                 log.error(
                     "%s: the record at offset %d of group %r cannot be read; no task opens here: %s",

@@ -49,7 +49,7 @@ class Writer(NamedTuple):
         )
 
 
-class Ahead:
+class AboveTail:
     """A reader of the group's partition above the committed tail. Belongs to one
     thread; `writers` is thread-safe.
     """

@@ -19,6 +19,9 @@ later version has its number: `ic2`.
 
 Invariant: a key has one writer for ever; its positions only grow.
 What each field is for: docs/internals/positions.md, "What is stored".
+Relies on: `offset_runs` (done offsets above a position), `tasks.birth_order` (what
+`Ahead` counts as done), `group.format_level` (a new version of a value belongs to a new
+level: members of earlier releases cannot read it).
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ WITH_AHEAD = 3
 """The version of a value with records that are done in the order of births. A reader
 that ignored them would process those again.
 """
+NEWEST_VALUE = WITH_AHEAD
+"""The newest version of a value that is read."""
 MADE_ANEW = -2
 """The generation in the key of a reset after which the topic is made anew. No member
 has this generation.
@@ -454,7 +459,7 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     Raises:
         LogError: the bytes are of another version, or no value at all.
     """
-    _check_version(data, WITH_AHEAD)
+    _check_version(data, NEWEST_VALUE)
     try:
         transactional_id, at = _read_text(data, 1)
         segments, metadata = _read_said(data, at, key_range)

@@ -2,13 +2,13 @@
 hands out their records, and gives them up.
 
     group events       -> openings, revocations        `_handle`
-    openings           -> shares, fetched from now on  `_open`
+    openings           -> owned ranges, fetched        `_open`
     revocations        -> committed, released          `_begin_poll`
 
 Invariant: nothing more is handed out of a key range that is being revoked. The others
 are never paused for a rebalance.
-Invariant: a `Share` that is given up is marked, so that `done` for its records changes
-nothing.
+Invariant: an `OwnedRange` that is given up is marked, so that `done` for its records
+changes nothing.
 Relies on: `ownership` (when a range may open), `revocation` (the lists by which it is
 given up), `owned_range` (one range), `consumer_commit` (claims and commits).
 """

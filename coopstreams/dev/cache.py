@@ -2,7 +2,8 @@
 same download.
 
 Invariant: a file or folder under its final name is complete. It is made under another
-name, with the lock held, and renamed.
+name, with the lock held, and renamed. `dev/jars.py` keeps to that, and so do the examples
+and the tests that download something. `dev/broker.py` takes only the lock, for its folder.
 """
 
 import fcntl

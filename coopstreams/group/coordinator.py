@@ -265,8 +265,12 @@ class GroupCoordinator:
             self._hooks.failed(failure)
 
     async def _connect(self) -> Member:
-        """Find the brokers, and return a member that has not joined yet. Why they are
-        not found is logged.
+        """Find the brokers, and return a member that has not joined yet. Each new
+        reason why they are not found is logged.
+
+        Raises:
+            GroupError: they refuse this client, or none was found within
+                `connect.timeout.ms`.
         """
         give_up = time.monotonic() + self._timings.connect / 1000
         self.problem = f"looking for the brokers at {self._connection.servers}"

@@ -35,6 +35,7 @@ LEVEL = NEWEST_FORMAT
 """The level of this release."""
 RELEASES = {1: "0.1", 2: "0.2"}
 """The release that first wrote the formats of a level."""
+assert LEVEL in RELEASES
 
 
 def level_of(cluster: Cluster, recorded: int) -> int:

@@ -184,8 +184,11 @@ class Transactions:
         *,
         everywhere: bool = True,
     ) -> frozenset[TopicPartition]:
-        """Settle a transactional id; see `settle`. `everywhere`: wait for the answers
-        of all these partitions.
+        """Wait until the last transaction of an id has ended in these partitions, or
+        end it there. Return the partitions of an ongoing one, else none: see `settle`.
+
+        `give_up`: a time of `time.monotonic`. `everywhere` False: leave out partitions
+        whose leader does not answer within `GLANCE_MS`.
         """
         while True:
             told = await self._told(transactional_id, give_up)

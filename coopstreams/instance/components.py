@@ -30,7 +30,6 @@ from coopstreams.group.coordinator_interface import Identity, Timings
 from coopstreams.group.members import Cluster
 from coopstreams.group.membership import GroupMember, Participant
 from coopstreams.instance.copied_state_folders import twins
-from coopstreams.instance.held_rows import HeldRows
 from coopstreams.instance.plan import Plan
 from coopstreams.instance.presence import Presence
 from coopstreams.instance.purge import (
@@ -40,6 +39,7 @@ from coopstreams.instance.purge import (
     WindowStores,
 )
 from coopstreams.instance.restrictions import Restrictions
+from coopstreams.instance.row_warmth import RowWarmth
 from coopstreams.instance.snapshot_taker import SnapshotTaker, StoreTopics
 from coopstreams.instance.source_times import SourceTimes
 from coopstreams.instance.subscription import PatternSubscription
@@ -290,7 +290,7 @@ class Components:
     def member(
         self,
         presence: Presence,
-        rows: HeldRows,
+        rows: RowWarmth,
         emit: Callable[[Event], None],
     ) -> GroupMember:
         """Return this process as a member of the group, not yet joined."""
@@ -332,13 +332,13 @@ class Components:
             host=self.host,
         )
 
-    def held_rows(
+    def row_warmth(
         self,
         standing: Callable[[], Standing],
         standbys: Callable[[], Mapping[TaskId, StandbyFigures]],
-    ) -> HeldRows:
+    ) -> RowWarmth:
         """Return what this process tells the group of the rows that it has."""
-        return HeldRows(
+        return RowWarmth(
             self.databases,
             self.directory.partitions(),
             can_stand_by(self.plan.topology.subtopologies),
@@ -516,7 +516,7 @@ class Components:
         stall_detector: StallDetector,
         topics: TopicChanges,
         member: GroupMember,
-        rows: HeldRows,
+        rows: RowWarmth,
         emit: Callable[[Event], None],
     ) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet

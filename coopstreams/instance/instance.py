@@ -136,7 +136,7 @@ class Instance:
         self._threads = StreamThreads(plan.config["num.stream.threads"], self._tell)
         announced = components.restrictions.announced
         self.presence = Presence(plan, self._threads, announced, self._host)
-        rows = components.held_rows(
+        rows = components.row_warmth(
             lambda: self.standing,
             lambda: self.opener.standbys,
         )

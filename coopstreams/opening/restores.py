@@ -2,8 +2,19 @@
 
 A changelog partition is read once for all tasks of an instance that restore from it,
 and only the records of their key ranges are used. A task that opens later joins the
-restore. A restore begins with the slices of a published snapshot and reads the
-changelog from the offsets where they end.
+restore.
+
+    snapshot   download the slices of a published snapshot whose key groups the database lacks           `_begin`, `_look`
+    join       begin the changelog's restore, or add the task to it; it starts where its rows stop       `_join`
+    read       apply records up to the end, or to the position of the task                               `_read`
+    checking   of a restore from a source topic: read on to learn whether compaction removed a row       `_proven`
+    proven     the restore counts, if the topic is still the same; the tasks go on                       `_complete`
+
+    begin anew   the changelog was recreated, or has lost the next offset: read the topic that is there  `_begin_anew`
+    start over   a row may be missing: restore these key groups from the start of the log                `_start_over`
+
+Standbys (`standbys`), rebuilt snapshots (`admin/rebuild.py`) and repaired changelogs
+(`spark/changelog_repair.py`) are restored by it as well.
 
 Invariant: a task is finished when each of its stores is at the end that its changelog
 had when the task was added. Every commit of an earlier owner lies below that end,
@@ -13,7 +24,8 @@ Invariant: a restore reads one topic from the first record to the last. If the c
 is recreated meanwhile, the restore begins again with the new topic: the topic's id is
 fetched before the offsets and checked again later.
 Relies on: `state/restore.py` (one store: from which checkpoint, up to where),
-`snapshot_download`, and `compacted_rows` (what a source topic may have lost).
+`snapshot_download`, `changelog_topics` (ids, ends and settings, fetched once a step), and
+`compacted_rows` (what a source topic may have lost).
 """
 
 from __future__ import annotations
@@ -35,22 +47,19 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.common.topic_settings import deletes, setting_command
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log, Position, RecordBatch
+from coopstreams.opening.changelog_topics import Changelogs
 from coopstreams.opening.compacted_rows import CompactedRows, Lost
-from coopstreams.preflight.checks import why_rows_are_deleted
-from coopstreams.preflight.facts import is_gone, start_offsets
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.published_snapshot import Changelog, Snapshots
 from coopstreams.state.restore import (
     NO_STOPS,
-    TRUSTED_MS,
     Bounds,
     Restore,
     RestoreProgress,
     lacking,
-    trusted_ms,
 )
 from coopstreams.state.snapshot_download import (
     DownloadProgress,
@@ -64,7 +73,6 @@ from coopstreams.topology.errors import (
     LogError,
     OffsetOutOfRangeError,
     SerdeError,
-    UnknownTopicError,
 )
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -84,8 +92,6 @@ same topic.
 NO_TIMES: Mapping[str, int] = {}
 LOOK_S = 0.005
 """The longest wait of a step for records or downloads."""
-AT_ANY_AGE = 1 << 63
-"""A time later than all record times: brokers may compact each record at once."""
 RUNS_PATIENCE_S = 10.0
 """How long brokers may return no record of a done run until the opening is tried again.
 """
@@ -766,140 +772,6 @@ class Restores:
             job.restore.spec.name,
         )
         job.anew(bounds)
-
-
-class Changelogs:
-    """The changelog topics at the brokers: their ids, offsets and settings. Used by one
-    thread.
-
-    The id and the settings of a topic are fetched once until `forget`: tasks that open
-    together need the same ones.
-
-    Raises:
-        LogError: the brokers do not answer.
-        ConfigError: a changelog was deleted, or the brokers delete its rows.
-    """
-
-    def __init__(
-        self,
-        cluster: Log,
-        clock_ms: Callable[[], int] = SYSTEM.wall_ms,
-    ) -> None:
-        self._cluster = cluster
-        self._clock_ms = clock_ms
-        self._ids: dict[str, str] = {}
-        self._settings: dict[str, Mapping[str, str]] = {}
-
-    def forget(self) -> None:
-        """Discard the cached ids and settings: a topic may be recreated or
-        reconfigured.
-        """
-        self._ids.clear()
-        self._settings.clear()
-
-    def bounds(
-        self,
-        changelog: TopicPartition,
-        stops: Mapping[KeyRange, int] = NO_STOPS,
-    ) -> Bounds:
-        """Return the bounds of a restore that begins now.
-
-        The target is the end of the changelog, or, with `stops`, the largest of these
-        ends.
-        """
-        return self.all_bounds({changelog: stops})[changelog]
-
-    def all_bounds(
-        self,
-        changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]],
-    ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of a restore of each changelog, by its `stops`. All ends
-        are fetched in one request.
-        """
-        asked_ms = self._clock_ms()
-        ids = {changelog: self.topic_id(changelog.topic) for changelog in changelogs}
-        ends = self._cluster.end_offsets(
-            [changelog for changelog, stops in changelogs.items() if not stops]
-        )
-        return {
-            changelog: Bounds(
-                self._cluster.start_offset(changelog),
-                max(stops.values()) if stops else ends[changelog],
-                ids[changelog],
-                asked_ms,
-                trusted_ms(self._settings_of(changelog.topic)),
-            )
-            for changelog, stops in changelogs.items()
-        }
-
-    def check_compacted(self, stores: Mapping[str, str]) -> None:
-        """Check that the brokers delete no rows of these changelogs, as far as this
-        process may read the topics' settings.
-
-        `stores`: the name of each topic's store.
-        """
-        found = []
-        for topic, store in stores.items():
-            settings = self._settings_of(topic)
-            if deletes(settings):
-                count = self._cluster.partitions([topic])[topic]
-                starts = start_offsets(self._cluster, topic, count)
-                found.append(why_rows_are_deleted(topic, settings, store, starts))
-        if found:
-            raise ConfigError("\n".join(found))
-
-    def compacted_until_ms(self, topic: str) -> int | None:
-        """Return the time before which records were old enough to be compacted.
-
-        None: the topic is not compacted, or this process may not read its settings.
-        """
-        settings = self._settings_of(topic)
-        if "compact" not in settings.get("cleanup.policy", ""):
-            return None
-        lag_ms = int(settings.get("min.compaction.lag.ms", 0))
-        # Without a lag no record is too young, whatever time it is: the clock of this
-        # machine may be behind that of the broker.
-        return self._clock_ms() - lag_ms if lag_ms else AT_ANY_AGE
-
-    def topic(self, topic: str) -> Changelog:
-        """Return the topic's name, current id and partition count."""
-        return Changelog(
-            topic,
-            self.topic_id(topic),
-            self._cluster.partitions([topic]).get(topic, 0),
-        )
-
-    def topic_id(self, topic: str) -> str:
-        """Return the id of a topic."""
-        if topic not in self._ids:
-            try:
-                self._ids[topic] = self._cluster.topic_id(topic)
-            except UnknownTopicError as error:
-                if not is_gone(self._cluster, topic):
-                    raise
-                raise ConfigError(
-                    f"{topic}, from which a store is to be restored, was deleted: the next start says what is lost, "
-                    "and the cures"
-                ) from error
-        return self._ids[topic]
-
-    def _settings_of(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic. They are empty, so that Kafka's defaults
-        apply, if this process may not read them.
-        """
-        if topic not in self._settings:
-            try:
-                self._settings[topic] = self._cluster.topic_config(topic)
-            except LogError as error:
-                if error.retryable:
-                    raise
-                log.warning(
-                    "%s. State is trusted for %g hours after it was true.",
-                    error,
-                    TRUSTED_MS / 3_600_000,
-                )
-                self._settings[topic] = {}
-        return self._settings[topic]
 
 
 def _first_in(runs: Runs, offsets: Iterable[int]) -> int | None:

@@ -268,8 +268,9 @@ def cut_by_age(facts: Facts) -> Iterator[str]:
 
 
 def windows_kept_long(facts: Facts) -> Iterator[str]:
-    """Yield a finding for each changelog of windows that keeps more than it was created
-    to keep.
+    """Yield a finding for each changelog of windows whose cleanup.policy lacks `compact`
+    or `delete`, with which it was created: it keeps each update of a row, or windows for
+    ever.
     """
     grows = {
         "compact": "all updates of a row are kept",

@@ -424,6 +424,8 @@ def positions(
 
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
-    """Return the tasks of a stage that do not have exactly one result."""
+    """Return the tasks of a stage that do not have exactly one result. `results`: the
+    task of each result.
+    """
     counts = Counter(results)
     return sorted(task for task in stage.running if counts[task] != 1)

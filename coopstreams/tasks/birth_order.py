@@ -27,7 +27,9 @@ is taken at once, at the time that was reached, and no commit counts it as done 
 Invariant: the stream time at the position of a user's topic is not later than the time
 of the operators. So what others make of a position is true of it, too.
 Relies on: `timed_topics` (who is born when), `log/clocks.py` (marks), `commit.record`
-(`Ahead`: how a commit says what is done).
+(`Ahead`: how a commit says what is done), `queues` (`SourceQueues`, which has the same
+methods for other tasks; `Step`), `instance/dispatch.py` (when a silent topic is promised).
+Why so: docs/internals/timed_topics.md, "The order of births".
 Turned down: a buffer as a store with a changelog (nearly every record would be written
 to it, and deleted, because it waits for the next mark of the slowest writer), the
 offsets of done records in commits (each second one, where two writers take turns), and
@@ -289,8 +291,8 @@ class BirthOrder:
     ) -> None:
         """Begin at these positions. `folder`: where records wait that have no room in
         memory; None: where the system has temporary files. `own`: the sources that are
-        topics of the user. `as_sent`: whether records are taken as they come, each
-        source at its own time.
+        topics of the user. `as_sent`: the test driver's: records are taken as they
+        come, each source at its own time.
         """
         self.as_sent = as_sent
         self._files = _Files(folder)
@@ -460,7 +462,8 @@ class BirthOrder:
             )
         births = [max(birth, reached) for birth in due.births[due.begun : stop]]
         columns = due.take(stop)
-        # A record whose own time is its birth is the one that time goes on by.
+        # A record whose own time is its birth is one that advances time. It meets what
+        # is open just before it: its operator time is one less.
         before = [
             birth - (birth == timestamp)
             for birth, timestamp in zip(births, columns.timestamps, strict=True)

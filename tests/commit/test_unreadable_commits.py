@@ -14,8 +14,8 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.group_progress import catch_up
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import (
+    NEWEST_VALUE,
     VERSION,
-    WITH_AHEAD,
     CommitKey,
     Committed,
     CommitValue,
@@ -35,7 +35,7 @@ from tests.commit.test_commit_progress import opened
 ORDERS = TopicPartition("orders", 0)
 LEFT, RIGHT = KeyRange.split(2)
 KEY = encode_key(CommitKey("g", *ORDERS, WHOLE, 3, 1))
-NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([WITH_AHEAD + 1])
+NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([NEWEST_VALUE + 1])
 
 
 def said(position: int) -> bytes:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from coopstreams.calling.lanes import Lane
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.hidden_commits import Ahead
+from coopstreams.commit.hidden_commits import AboveTail
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -29,7 +29,8 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.purge import Membership
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.watcher import Watcher
-from coopstreams.opening.restores import Changelogs, Restores
+from coopstreams.opening.changelog_topics import Changelogs
+from coopstreams.opening.restores import Restores
 from coopstreams.query import local_reads
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.router import Here, Route, There, route
@@ -78,13 +79,13 @@ def _stale_barrier() -> AbstractContextManager[Any]:
 
 def _beyond_all_that_is_open() -> AbstractContextManager[Any]:
     """A barrier is passed although records of the group are behind an open transaction."""
-    look = Ahead.look
+    look = AboveTail.look
 
-    def all_clear(self: Ahead, tail: int, barrier: int) -> int:
+    def all_clear(self: AboveTail, tail: int, barrier: int) -> int:
         look(self, tail, barrier)
         return self._at
 
-    return patch.object(Ahead, "look", all_clear)
+    return patch.object(AboveTail, "look", all_clear)
 
 
 def _leader_of_before() -> AbstractContextManager[Any]:

@@ -299,12 +299,14 @@ def forwarded_frame(
     topic: str,
     partitions: int,
 ) -> DataFrame:
-    """Return the records that earlier stages wrote to a repartition topic, in an order
-    that every attempt reproduces.
+    """Return the records that earlier stages wrote to a repartition topic, each
+    partition in an order that every attempt reproduces.
 
-    They are ordered by the time of the task that wrote them, so that no record comes
-    later than in its source; then by stage, task and number. This time takes the place
-    of the offset, which these records do not have.
+    `folders`: the results of each of these stages, as Parquet. The order is by `time`,
+    the place that the record at hand had in its writer's order of processing; then by
+    stage, task and number. This time is in the column `offset`: these records have no
+    offset. So the order adds no lateness: a record is late only if it was late in its
+    source.
     """
     if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))

@@ -230,7 +230,9 @@ class _Translation:
         expression: Expression,
         kind: SqlKind,
     ) -> Bound | None:
-        """Return the column of an expression that may have a value of this kind."""
+        """Return the column of an expression that may have a value of this kind: null
+        where it has none. None: it turns out that it never has.
+        """
         match expression:
             case field(name):
                 return self._field(name, kind)
@@ -339,8 +341,9 @@ class _Translation:
         other: Expression,
         kind: SqlKind,
     ) -> Bound | None:
-        """Return the column of `one sign other` as a number of this kind; None: it
-        never is.
+        """Return the column of the value of `one sign other` where that is a number of
+        this kind, null where it is not (two integers make no float, but for `/`); None:
+        it never is one.
         """
         sql = _ARITHMETIC[sign]
         whole = [self.of(each, "int64") for each in (one, other)]

@@ -1,4 +1,4 @@
-"""What a process tells the group of the rows that it has: which of its tasks move only
+"""What a process tells the group of its rows (`Warmth`): which of its tasks move only
 when their next owner has caught up, and how far its standbys are behind.
 
 Invariant: a task of which this is not known counts as one with many rows if its database
@@ -6,6 +6,9 @@ was on the disk at the start: an owner that has started again is still restoring
 tasks must not move to a process without their rows meanwhile.
 Invariant: a task that can have no standby has few rows, whatever is on the disk: another
 version of the topology may have left the database of a sub-topology with its number.
+Relies on: `group.members` (`Warmth`: what each part means, and why lags are coarse),
+`group.warmups` (what the leader makes of it), `opening.standbys` (when a standby is
+ready).
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from coopstreams.state.layout import groups_of
 from coopstreams.topology.task_id import TaskId
 
 
-class HeldRows:
-    """What is known of the rows of one process. The watcher calls `look`; any thread may
+class RowWarmth:
+    """How warm the rows of one process are. The watcher calls `look`; any thread may
     call `warmth`, which returns at once.
     """
 
@@ -75,6 +78,7 @@ class HeldRows:
             ),
             tuple(task for task, each in sorted(standbys.items()) if each.ready),
             tuple(
+                # Coarse: a repeated request to join has the same bytes.
                 (task, each.lag.bit_length())
                 for task, each in sorted(standbys.items())
                 if each.lag is not None

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from coopstreams.group.members import Warmth
-from coopstreams.instance.held_rows import HeldRows
+from coopstreams.instance.row_warmth import RowWarmth
 from coopstreams.instance.task_registry import Standing, State
 from coopstreams.opening.standbys import StandbyFigures, can_stand_by
 from coopstreams.state.checkpoints import Checkpoint
@@ -41,7 +41,7 @@ class Process:
         self._databases = Databases(directory, parts, 1 << 30)
         self.states: dict[TaskId, State] = {}
         self.standbys: Mapping[TaskId, StandbyFigures] = {}
-        self.rows = HeldRows(
+        self.rows = RowWarmth(
             self._databases,
             found,
             can_stand_by(parts.values()),
