@@ -56,8 +56,9 @@ def balance(
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges; `standbys` likewise, but
-    those of several members overlap; `stale`: how far they are behind. `load` is each member's share of the other
-    sub-topologies: of equal members, the one with less takes more.
+    those of several members overlap; `stale`: how far they are behind. `load` is each
+    member's share of the other sub-topologies: of equal members, the one with less
+    takes more.
     """
     really = held
     held = _inherited(held, standbys, stale) if standbys else held
@@ -363,8 +364,9 @@ def _stores(
     held: _Held,
     stale: Stale,
 ) -> Iterator[tuple[bool, int, int, int, str]]:
-    """Yield (whether it would be given up, minus the free hashes that it has, how far
-    they are behind, partition, member) for each store of a member.
+    """Yield, for each partition with free cells of which a member keeps cells or has
+    rows: (whether it keeps none there, minus the free hashes whose rows it has, how far
+    its standbys are behind, partition, member). The least is served first.
     """
     for member in need:
         stays = {cell.partition for cell in balanced[member]}

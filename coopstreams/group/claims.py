@@ -78,8 +78,10 @@ def grant(
     claims: Claims,
     kept: Mapping[str, Iterable[TaskId]] = NOTHING_KEPT,
 ) -> dict[str, tuple[TaskId, ...]]:
-    """Return the tasks that each member keeps although they are to move, and the part of
-    its target that no member holds otherwise. A task may be granted in parts.
+    """Return the tasks of each member: those in `kept`, and the part of its target that
+    nobody keeps and no other member claims. A task may be granted in parts.
+
+    `kept`: the tasks that members keep although they are to move (`warmups.staying`).
     """
     holders: dict[TaskPartition, list[tuple[str | None, KeyRange]]] = {}
     for member, held in claims.items():

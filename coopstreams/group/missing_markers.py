@@ -88,7 +88,8 @@ def missing_markers(
     told: TransactionDescription,
     open_: Mapping[TopicPartition, Sequence[Open]],
 ) -> dict[TopicPartition, Marker]:
-    """Return the marker that each partition lacks.
+    """Return the marker that each partition lacks. `told`: what the coordinator says of
+    the transaction; `open_`: the transactions that are open in each partition.
 
     The coordinator must be asked before the partitions, and give the same answer after
     them. A partition with a newer producer epoch than the coordinator's lacks none: the

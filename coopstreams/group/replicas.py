@@ -186,7 +186,8 @@ class _Places:
 
     def _improve(self, unit: _Unit) -> bool:
         """Move the standby of a unit whose move is the best improvement; return whether
-        there was one.
+        there was one. Better is a place that is further from the owner and from the
+        other standbys, or one as far that evens out the load.
         """
         best: tuple[int, float, str, str] | None = None
         for here in unit.at:

@@ -59,8 +59,11 @@ def warm_up(
     limit: int,
     replicated: Collection[int],
 ) -> Warmups:
-    """Return the moves that wait, and the warm-ups: those that have begun go on, and
-    others begin while fewer than `limit` are not ready.
+    """Return the partitions whose moves wait, and the warm-ups: those that have begun go
+    on, and others begin while fewer than `limit` are not ready.
+
+    `limit` 0: no move waits. `replicated`: the sub-topologies of which all members can
+    keep standbys.
     """
     moves = list(_moves(target, members, claims, replicated)) if limit else []
     found: dict[str, list[TaskId]] = {}
@@ -75,7 +78,9 @@ def warm_up(
 
 
 def _prepared(moves: Sequence[_Move], limit: int) -> Iterator[_Move]:
-    """Yield the moves that have a warm-up, or get one now."""
+    """Yield the moves that have a warm-up, or get one now: first those of partitions of
+    which another move is being warmed up.
+    """
     begun = [move for move in moves if move.begun]
     yield from begun
     left = limit - sum(move.waits for move in begun)
@@ -119,7 +124,9 @@ def _moves(
     claims: Claims,
     replicated: Collection[int],
 ) -> Iterator[_Move]:
-    """Yield what members that know warm-ups are to get and others hold."""
+    """Yield the moves to members that know warm-ups and stay, in the sub-topologies
+    `replicated`.
+    """
     held = _by_partition(
         (member, partition, key_range)
         for member, mine in claims.items()
@@ -156,7 +163,9 @@ _Owned = Mapping[TaskPartition, Collection[tuple[str, KeyRange]]]
 
 
 def _heavy(members: Mapping[str, MemberState], claims: Claims) -> _Owned:
-    """Return the claims to many rows of members that stay."""
+    """Return what members that stay claim, of the tasks with many rows
+    (`Warmth.heavy`).
+    """
     return _by_partition(
         (member, task_partition_of(task), key_range)
         for member, state in members.items()

@@ -174,8 +174,8 @@ def hidden_settings(facts: Facts) -> Iterator[str]:
 
 
 def deleted_rows(facts: Facts) -> Iterator[str]:
-    """Yield a finding for each changelog from which brokers delete rows, or the topic of
-    the last version. It counts even while all rows are there: a later restore may miss
+    """Yield a finding for each changelog, and for the topic of the last version, if
+    brokers delete rows from it. It counts even while all rows are there: a later restore may miss
     some.
     """
     for topic in made_compact(facts):
@@ -348,8 +348,8 @@ def unknown_sinks(facts: Facts) -> Iterator[str]:
 
 
 def orphans(facts: Facts) -> Iterator[str]:
-    """Yield a finding for each topic that is named like an internal one and belongs to
-    no store.
+    """Yield a finding for each topic that is named like an internal one of this
+    application, and that the topology does not use.
     """
     application = facts.topology.application_id
     for orphan in facts.topics.orphans:
@@ -576,7 +576,9 @@ def _repartitions(facts: Facts) -> list[TopicPlan]:
 
 
 def _windows(facts: Facts) -> list[TopicPlan]:
-    """Return the changelogs from which brokers delete windows that have closed."""
+    """Return the changelogs of windows: those that are created with `compact` and
+    `delete`.
+    """
     return [
         plan
         for plan in facts.existing

@@ -28,7 +28,7 @@ timestamp have -1.
 
 def horizon_of(table: Table) -> int | None:
     """Return the earliest time of the windows or versions in a table that have not
-    expired; None if no row has expired.
+    expired; None if no row can have expired.
     """
     if isinstance(table, VersionTable):
         return table.old_ms + 1

@@ -74,7 +74,7 @@ class SegmentRange(NamedTuple):
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
     """Return the smallest number of equal key ranges, at least `wanted`, with each
-    range within one segment per partition.
+    range within one segment of each partition. `stands`: the segments of each.
 
     Return None if a segment begins within a key group, as only tasks without state
     allow.
@@ -126,8 +126,8 @@ class Cut:
         offsets: Sequence[int],
         ends: Iterable[int] = (),
     ) -> Iterator[tuple[int, int]]:
-        """Yield the half-open bounds of the next records, divided where a task ends,
-        and at these `ends`.
+        """Yield the half-open bounds of runs of the next records, as indexes into
+        `offsets`: cut where a task ends, and at the indexes `ends`.
         """
         cuts = sorted(
             {

@@ -407,7 +407,12 @@ def _check_empty(
     topology: Topology,
     known: Mapping[str, int],
 ) -> None:
-    """Check that the internal topics have no records."""
+    """Check that the internal topics have no records. `known`: the partition counts of
+    the topics that exist.
+
+    Raises:
+        ConfigError: one has.
+    """
     for topic in topology.internal_topics:
         for number in range(known.get(topic.name, 0)):
             place = TopicPartition(topic.name, number)

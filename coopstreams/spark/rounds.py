@@ -96,7 +96,9 @@ def rounds_of(topology: Topology) -> list[Round]:
 
 
 def _in_order(topology: Topology, leads: Mapping[str, frozenset[str]]) -> list[Round]:
-    """Return the rounds in the order in which they run, without their numbers."""
+    """Return the rounds in the order in which they run, without their numbers. `leads`:
+    for each internal topic, the topics from which its records come.
+    """
     waiting = list(topology.subtopologies)
     written = set[str]()
     taken = list[Round]()
@@ -144,7 +146,10 @@ def _asking(
     """Return a round that lets other sub-topologies run, preferably of a sub-topology
     that waits for its own results.
 
-    `open_`: the topics that are not written yet.
+    `leads`: as for `_in_order`. `open_`: the topics that are not written yet.
+
+    Raises:
+        TopologyError: a topic feeds itself.
     """
     able = [
         (part, topic)
@@ -196,8 +201,8 @@ def _placed(
     """Return the topics that lie between a round and a later round of the same
     sub-topology, among those that it reads or that feed its topics.
 
-    `leads`: for each internal topic, those that records from it reach next. `taken`:
-    the rounds so far. `counts`: the number of rounds of each sub-topology.
+    `leads`: for each internal topic, the topics from which its records come
+    (`_leading`). `taken`: all rounds, in order. `counts`: the number of rounds of each sub-topology.
     """
     found = set[str]()
     for round_ in taken:

@@ -143,7 +143,11 @@ def begin_rebuild(
 
 
 def _check_begun_at_earliest(built: Topology, config: Config) -> None:
-    """Check that every source began at its topics' first records."""
+    """Check that every source began at its topics' first records.
+
+    Raises:
+        ConfigError: one has another reset.
+    """
     for part in built.subtopologies:
         for node in part.nodes:
             reset = reset_of(node, config) if isinstance(node, Source) else EARLIEST
@@ -158,7 +162,12 @@ def _check_any(
     config: Config,
     cut: Mapping[str, Mapping[int, tuple[int, int]]],
 ) -> None:
-    """Check that there is a record to read."""
+    """Check that there is a record to read. `cut`: the offsets [start, end) of each
+    partition.
+
+    Raises:
+        ConfigError: there is none.
+    """
     spans = (span for bounds in cut.values() for span in bounds.values())
     if not any(end > start for start, end in spans):
         raise ConfigError(
@@ -237,7 +246,12 @@ def _ranges(
     part: SubTopology,
     stood: Sequence[tuple[Segment, ...]],
 ) -> int:
-    """Return a number of key ranges with which each range has one position."""
+    """Return the number of key ranges, at least that of the stage, with which each range
+    has one position in each source. `stood`: the committed segments of each.
+
+    Raises:
+        ConfigError: there is no such number.
+    """
     count = aligned(stage.ranges, stood)
     if count is None or not (part.divisible or count == 1):
         raise ConfigError(

@@ -83,7 +83,7 @@ def neighbour(follower: Follower) -> str:
 def look(follower: Follower, barrier: int) -> None:
     """Look up to the barrier at what is there, decided or not."""
     give_up = time.monotonic() + PATIENCE_S
-    while follower._ahead._at < barrier and not follower.passed(barrier):
+    while follower._above_tail._at < barrier and not follower.passed(barrier):
         assert time.monotonic() < give_up
         follower.look_ahead(barrier)
         time.sleep(0.01)

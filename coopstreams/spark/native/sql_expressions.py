@@ -212,8 +212,8 @@ class _Translation:
         expression: Expression,
         kind: SqlKind,
     ) -> Bound | None:
-        """Return the column of an expression's value if it is of a kind. None: it never
-        is.
+        """Return the column of an expression's value where it is of this kind, null
+        where it is not; None: it never is.
         """
         memo = (id(expression), kind)
         if memo not in self._found:
@@ -312,7 +312,9 @@ class _Translation:
         rest: Expression | None,
         kind: SqlKind,
     ) -> Bound:
-        """Return the value, if it is of a kind, behind the first true column."""
+        """Return the column of the value of the first branch whose column is true, else
+        of `rest`, where it is of this kind; null where it is not.
+        """
         nothing = Bound(f"cast(null as {KINDS[kind]})", 0)
         values = [self.of(value, kind) or nothing for _, value in branches]
         last = (None if rest is None else self.of(rest, kind)) or nothing
@@ -365,7 +367,9 @@ class _Translation:
         sign: str,
         other: Expression,
     ) -> Bound:
-        """Return the column of `one sign other`: null where the kinds differ."""
+        """Return the column of the comparison `one sign other`: null where the kinds
+        differ, but for the two of numbers.
+        """
         found = []
         for kind in KINDS:
             x = self.of(one, kind)
@@ -441,7 +445,9 @@ class _Translation:
         one: Expression,
         kind: SqlKind,
     ) -> Bound | None:
-        """Return a value of any kind as one of a kind."""
+        """Return the column of a value cast to a kind, null where that cannot be; None:
+        it never can. A float that becomes a text is in doubt.
+        """
         casts: Mapping[SqlKind, Mapping[SqlKind, str]] = {
             "boolean": {
                 "boolean": "{x}",
@@ -477,7 +483,9 @@ class _Translation:
         return self._bind("coalesce({all})", *found) if found else None
 
     def _parsed(self, text: Bound) -> Bound:
-        """Return the milliseconds since 1970 of a text that is a time."""
+        """Return the column of the milliseconds since 1970 of a text that is a time,
+        null where it is none.
+        """
         pattern = _braces(_TIME)
 
         def group(number: int) -> Bound:
