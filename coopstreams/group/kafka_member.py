@@ -167,8 +167,9 @@ class Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no type
         member_id: str,  # noqa: ARG002
         timeout_ms: float | None = None,  # noqa: ARG002
     ) -> None:
-        """Wait before a join: first for the moment of the heartbeats, unless the group
-        rebalances already (or this is no member); then until the hooks allow it.
+        """Wait before a join: first until just before the moment of the heartbeats
+        (`_LEAD_S`), unless the group rebalances already, or this is no member; then
+        until the hooks allow it, for `_patience_s` at most.
         """
         while (  # heartbeats continue meanwhile
             generation >= 0

@@ -401,8 +401,8 @@ class _Run:
         stage: Stage,
         reports: str | None,
     ) -> tuple[NativeWork, DataFrame] | None:
-        """Return the tasks and rows of a stage that Spark SQL folded; None if Python
-        has to run the stage.
+        """Return the work that makes state of what Spark SQL has folded in a stage, and
+        the numbers of its tasks as rows; None if Python has to run the stage.
         """
         aggregations = (
             translated(
@@ -538,7 +538,7 @@ class _Run:
 
 def error_of_task(error: PySparkException) -> Exception:
     """Return the error that a task raised, read from the text of its traceback, which
-    is all that Spark reports.
+    is all that Spark reports; the given error, if none of ours is in it.
 
     A message may have several lines, as that of a validation has. An empty line or the
     JVM's stack ends it.

@@ -74,8 +74,9 @@ class Clocks:
             )
 
     def of(self, stage: Stage) -> tuple[int, ...] | None:
-        """Return the clock of each task of a stage at the end of its topic; None if it
-        has none. In the order of births, time is the birth of the last record.
+        """Return the clock of each task of a stage at the end of its timed topic; None
+        if it reads none, or takes the records in the order of births: then its time is
+        the birth of the last record.
         """
         timed = timed_topics(self.topology.subtopologies)
         part = self.topology.subtopologies[stage.subtopology]
