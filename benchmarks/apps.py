@@ -207,6 +207,41 @@ _session_sum = StreamsBuilder(NAME)
 )
 session_sum = _session_sum.build()
 
+_session_uncached = StreamsBuilder(NAME)
+(
+    _session_uncached.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(SessionWindows(seconds=20))
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        lambda _, one, other: one + other,
+        value=serdes.int64,
+        store=Materialized("sums", cached=False),
+    )
+    .to_stream()
+    .to(SINK)
+)
+session_uncached = _session_uncached.build()
+
+_session_final = StreamsBuilder(NAME)
+(
+    _session_final.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(SessionWindows(seconds=20))
+    .emit_strategy("on_window_close")
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        lambda _, one, other: one + other,
+        value=serdes.int64,
+        store="sums",
+    )
+    .to_stream()
+    .to(SINK)
+)
+session_final = _session_final.build()
+
 _stream_join = StreamsBuilder(NAME)
 (
     _stream_join.stream(SOURCE, key=serdes.text, value=serdes.json)

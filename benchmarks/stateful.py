@@ -13,6 +13,8 @@ by turns.
     windowed named           a count and a sum by name, `aggregate(n=count(), total=sum_("amount"))`
     windowed dict            the same rows by a lambda
     session sum              a sum by a lambda over sessions with a gap of 20 s, 2.7 records in each
+    session uncached         the same sums, each update forwarded
+    session final            the same sums, emitted when their session closes
     stream join              pairs of one key within 20 s by a lambda; two topics by their times, so steps of two records
     stream join, long steps  the same pairs, by turns 1,000 records of one topic and of the other
 """
@@ -101,6 +103,8 @@ CASES: dict[str, tuple[Topology, Callable[[int], Iterator[list[Step]]]]] = {
     "windowed named": (apps.windowed_named, of_one_topic),
     "windowed dict": (apps.windowed_dict, of_one_topic),
     "session sum": (apps.session_sum, of_one_topic),
+    "session uncached": (apps.session_uncached, of_one_topic),
+    "session final": (apps.session_final, of_one_topic),
     "stream join": (apps.stream_join, by_time),
     "stream join, long steps": (apps.stream_join, in_long_steps),
 }

@@ -43,7 +43,7 @@ from coopstreams.topology.suppression import (
     until_time_limit,
     until_window_closes,
 )
-from coopstreams.topology.windows import SessionWindows, TimeWindows
+from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows
 from tests.conftest import needs_native
 from tests.durations import ms
 from tests.topology.operators.results import outputs
@@ -65,7 +65,7 @@ def numbers(stream: Any, value: Any) -> Any:
     return stream.map_values(lambda number: number, value=value).group_by_key()
 
 
-def final(stream: Any, windows: TimeWindows) -> Any:
+def final(stream: Any, windows: Any) -> Any:
     """Return the windows of a stream, each forwarded once, when it closes."""
     return windowed(stream, windows).emit_strategy("on_window_close")
 
@@ -270,6 +270,14 @@ FUNCTIONS: dict[str, Build] = {
     "final several aggregates": lambda stream, _: final(stream, TUMBLING).aggregate(
         **SEVERAL, store="s"
     ),
+    "final sessions": lambda stream, _: final(stream, SESSIONS).count(store="s"),
+    "final sessions in place": lambda stream, _: final(stream, SESSIONS).aggregate(
+        lambda: {"n": 0},
+        remembered,
+        lambda key, one, other: {**other, "n": one["n"] + other["n"]},
+        value=serdes.json,
+        store="s",
+    ),
     "sessions": lambda stream, _: (
         stream.group_by_key()
         .windowed_by(SESSIONS)
@@ -439,7 +447,7 @@ class Run:
             if self.native
             else NO_TABLES
         )
-        assert not self.native or tables or not self.caching
+        assert not self.native or tables
         self.state = TaskState(
             self.database, self.part.stores, WHOLE, self.buffer, tables
         )
@@ -591,8 +599,7 @@ def test_the_sides_of_joins_have_native_rows(flow: str) -> None:
 @pytest.mark.parametrize("flow", FUNCTIONS)
 def test_the_rows_of_functions_change_one_by_one(flow: str) -> None:
     assert not known(flow, "mapped")
-    if not flow.startswith("sessions"):  # they are native below a record cache only
-        assert not known(flow, "mapped", caching=False)
+    assert not known(flow, "mapped", caching=False)
 
 
 OTHERS: dict[str, Build] = {
@@ -602,11 +609,8 @@ OTHERS: dict[str, Build] = {
         .group_by(lambda key, count: (key, count), key=serdes.raw, value=INT)
         .count(store="s")
     ),
-    "sessions on close": lambda stream, _: (
-        stream.group_by_key()
-        .windowed_by(SESSIONS)
-        .emit_strategy("on_window_close")
-        .count(store="s")
+    "sliding": lambda stream, _: windowed(stream, SlidingWindows(milliseconds=5)).count(
+        store="s"
     ),
     "suppressed, then filtered": lambda stream, _: (
         windowed(stream, TUMBLING)

@@ -7,9 +7,8 @@ such a store in whole batches. So no other node may use it: between two records,
 operator or a processor would see the store before or after the whole batch.
 
 A fold by the user's functions, without windows or in tumbling and hopping ones, any
-fold whose windows are forwarded when they close, and sessions whose updates the record
-cache holds back, change rows one by one, in the order of the records. Their rows are
-numbers or any objects.
+fold whose windows are forwarded when they close, and sessions change rows one by one,
+in the order of the records. Their rows are numbers or any objects.
 
 A suppression may stand below such a store: what it holds back is in a store of its own.
 
@@ -131,8 +130,7 @@ def folds(
                     and (node.name in held_back or _may_follow(node, fold, part.nodes))
                 )
                 fold = fold if by_batch else _by_function(node, fold.windows)
-            # Without the cache, each deletion of a merged session is forwarded in turn.
-            if fold is not None and (fold.kind != "sessions" or node.name in held_back):
+            if fold is not None:
                 found[node.store.name] = fold
     return found
 
@@ -246,8 +244,6 @@ def _fold(node: Aggregate) -> Fold | None:
         return None
     windows = None
     if isinstance(node.windows, SessionWindows) and node.store.kind == "session":
-        if node.emit_on_close:
-            return None
         return replace(_by_function(node, None), kind="sessions")
     if node.windows is not None:
         if not isinstance(node.windows, TimeWindows):

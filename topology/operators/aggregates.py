@@ -548,10 +548,12 @@ def _add_to_moving_windows(
     key = function.key(record) if reads.key else "None"
     value = function.value(record) if reads.value else "None"
     arguments = [key_bytes, key, value, record.timestamp, operator_time]
+    # The record cache takes updates from native rows themselves.
+    told = not native or node.emit_on_close or _forwards(function, node)
     if native:
         arguments.append(before)
-    else:
-        arguments.append(updates)
+    arguments.append(updates if told else "None")
+    if told:
         function.line(f"{updates} = []")
     call = f"{name}.update({', '.join(arguments)})"
     if isinstance(windows, SlidingWindows):
@@ -570,12 +572,12 @@ def _add_to_moving_windows(
             with function.block(f"if not {taken}:"):
                 function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
                 function.call_late(node, record)
-            if native and function.analysis.edges(node):
+            if not told and function.analysis.edges(node):
                 with function.block("elif headed:"):
                     function.line(
                         f"{unit.store(node.store)}.rows.keep(process.headers or ())"
                     )
-    if native:
+    if not told:
         return
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
@@ -688,7 +690,7 @@ def _closing(
     """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
-    native = _is_native(compiler, node)
+    native = _is_native(compiler, node) and isinstance(windows, TimeWindows)
     made = moving_windows.NativeClosing if native else moving_windows.Closing
     make = partial(_closing_windows, made, windows, node.name, topics, compiler.clocked)
     name = unit.made("closing", node.name, make, f"{unit.store(node.store)}, process")

@@ -398,7 +398,7 @@ class Sessions:
 
 class NativeSessions:
     """The sessions of all keys of one task, with rows in native memory: see `Sessions`.
-    The record cache holds back their updates, so none are returned.
+    No other node looks their rows up.
     """
 
     def __init__(
@@ -435,9 +435,11 @@ class NativeSessions:
         timestamp: int,
         stream_time: int,
         before: int,
+        updates: list[Update] | None,
     ) -> bool:
-        """Merge the sessions within the gap of a record, and add the record. `before`:
-        the stream time before the record, by which sessions have expired.
+        """Merge the sessions within the gap of a record, add the record, and append the
+        changes to `updates`; None: the record cache holds them back. `before`: the
+        stream time before the record, by which sessions have expired.
 
         If the session is closed, return False and change nothing.
         """
@@ -464,6 +466,14 @@ class NativeSessions:
         absorbs = start != end or start != timestamp
         self._merge(key_bytes, start, end, total, absorbs, self._loaded)
         self._observe(end)
+        if updates is not None:
+            if absorbs:
+                updates += [
+                    Update(session_key(key_bytes, first, last), None, one, last)
+                    for one, first, last in absorbed
+                ]
+            total = snapshot(total, self._serde)
+            updates.append(Update(session_key(key_bytes, start, end), total, None, end))
         return True
 
 
