@@ -8,6 +8,7 @@ filter.
 
     filter           a condition on two parts, and the same bytes as a result
     a number         the filter, and a calculated float
+    a key            the filter, a text of the value as the key, and the same bytes
     a row            the filter, and a dict of four values
     a sum            the filter, and a sum by key of a calculated number
 """
@@ -72,6 +73,14 @@ CASES: dict[tuple[str, str], Callable[[Orders], Any]] = {
     ),
     ("a number", "lambdas"): lambda orders: (
         orders.filter(is_large).map_values(total, value=serdes.float64).to("out")
+    ),
+    ("a key", "expressions"): lambda orders: (
+        orders.filter(LARGE).select_key(field("city"), key=serdes.text).to("out")
+    ),
+    ("a key", "lambdas"): lambda orders: (
+        orders.filter(is_large)
+        .select_key(lambda _, order: order["city"], key=serdes.text)
+        .to("out")
     ),
     ("a row", "expressions"): lambda orders: (
         orders.filter(LARGE).map_values(ROW, value=serdes.json).to("out")

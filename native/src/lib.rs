@@ -78,7 +78,7 @@ mod coopstreams_native {
 
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 20;
+    const INTERFACE: u32 = 21;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

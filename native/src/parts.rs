@@ -72,9 +72,9 @@ impl Parts {
         Ok(Self { columns: read, names })
     }
 
-    /// Return the columns, each with int or float if all its items are of this class, and whether all records were read;
-    /// `unread` stands for those that Python has to compute. Behind a truth that drops a record, further truths drop it, too,
-    /// and its values are None.
+    /// Return the columns, each with int, float or str if its items of all records that pass are of this class, and whether
+    /// all records were read; `unread` stands for those that Python has to compute. Behind a truth that drops a record,
+    /// further truths drop it, too, and its values are None.
     fn columns<'py>(
         &self,
         py: Python<'py>,
@@ -82,7 +82,7 @@ impl Parts {
         unread: &Bound<'py, PyAny>,
     ) -> PyResult<Columns<'py>> {
         let columns: Vec<_> = self.columns.iter().map(|_| PyList::empty(py)).collect();
-        let (mut ints, mut floats) = (vec![0; columns.len()], vec![0; columns.len()]);
+        let mut kinds = vec![Kinds::default(); columns.len()];
         let mut found = vec![None; self.names.len()];
         let mut all_read = true;
         let values = values.try_iter()?.collect::<PyResult<Vec<_>>>()?;
@@ -92,7 +92,7 @@ impl Parts {
             let bytes = value.cast::<PyBytes>();
             let read = bytes.is_ok_and(|bytes| self.read(bytes.as_bytes(), &mut found));
             let row = if read { self.row(&found) } else { Err(Unsure) };
-            let Ok(row) = row else {
+            let Ok((row, passes)) = row else {
                 all_read = false;
                 for column in &columns {
                     column.append(unread)?;
@@ -103,23 +103,17 @@ impl Parts {
                 match item {
                     Item::Bytes(bytes) => columns[i].append(PyBytes::new(py, &bytes))?,
                     Item::Value(part) => {
-                        ints[i] += usize::from(matches!(part, Part::Int(_) | Part::Natural(_)));
-                        floats[i] += usize::from(matches!(part, Part::Float(_)));
+                        if passes {
+                            kinds[i].see(&part);
+                        }
                         columns[i].append(part.object(py)?)?;
                     }
                 }
             }
         }
-        let class = |i: usize| {
-            let all = values.len();
-            match (ints[i] == all, floats[i] == all) {
-                (true, _) => Some(py.get_type::<PyInt>()),
-                (_, true) => Some(py.get_type::<PyFloat>()),
-                _ => None,
-            }
-        };
-        let columns = columns.into_iter().enumerate();
-        Ok((columns.map(|(i, column)| (column, class(i))).collect(), all_read))
+        let columns = columns.into_iter().zip(kinds);
+        let columns = columns.map(|(column, kinds)| (column, kinds.class(py).filter(|_| all_read)));
+        Ok((columns.collect(), all_read))
     }
 }
 
@@ -134,8 +128,8 @@ impl Parts {
         reader.deserialize_map(object).is_ok() && reader.end().is_ok()
     }
 
-    /// Return a record's item of each column.
-    fn row<'v>(&'v self, found: &'v [Option<Part<'_>>]) -> Result<Vec<Item<'v>>, Unsure> {
+    /// Return a record's item of each column, and whether it passes all truths.
+    fn row<'v>(&'v self, found: &'v [Option<Part<'_>>]) -> Result<(Vec<Item<'v>>, bool), Unsure> {
         let mut row = Vec::with_capacity(self.columns.len());
         let mut passes = true;
         for column in &self.columns {
@@ -152,7 +146,37 @@ impl Parts {
                 },
             });
         }
-        Ok(row)
+        Ok((row, passes))
+    }
+}
+
+/// Which kinds of items a column has.
+#[derive(Clone, Default)]
+struct Kinds {
+    ints: bool,
+    floats: bool,
+    texts: bool,
+    others: bool,
+}
+
+impl Kinds {
+    fn see(&mut self, part: &Part) {
+        match part {
+            Part::Int(_) | Part::Natural(_) => self.ints = true,
+            Part::Float(_) => self.floats = true,
+            Part::Text(_) => self.texts = true,
+            _ => self.others = true,
+        }
+    }
+
+    /// Return the class of all items, if they have one.
+    fn class<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyType>> {
+        match (self.ints, self.floats, self.texts, self.others) {
+            (true, false, false, false) => Some(py.get_type::<PyInt>()),
+            (false, true, false, false) => Some(py.get_type::<PyFloat>()),
+            (false, false, true, false) => Some(py.get_type::<PyString>()),
+            _ => None,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from coopstreams import KStream, StreamsBuilder, field, key, row, serdes, when
+from coopstreams import KStream, StreamsBuilder, concat, field, key, row, serdes, when
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
@@ -306,6 +306,13 @@ def deep(stream: KStream[Any, Any]) -> None:
     stream.filter(condition).map_values(field("a"), value=serdes.json).to("out")
 
 
+def same_function(stream: KStream[Any, Any]) -> None:
+    part = field("a")
+    stream.map_values(part).select_key(part, key=serdes.text).to(
+        "out", value=serdes.text
+    )
+
+
 def twice(stream: KStream[Any, Any]) -> None:
     condition = field("a") > 1
     stream.filter_not(condition).filter(condition).to("out")
@@ -364,6 +371,20 @@ FLOWS: dict[str, Flow] = {
         .to("out")
     ),
     "one condition twice": twice,
+    "a text as the key": lambda stream: (
+        stream.filter(field("a") != 0).select_key(field("b"), key=serdes.text).to("out")
+    ),
+    "a text as the key, and a float": lambda stream: (
+        stream.filter_not(field("a") == 0)
+        .select_key(field("b").lower(), key=serdes.text)
+        .map_values(field("c") / 2, value=serdes.float64)
+        .to("out")
+    ),
+    "a text as the key, and a text": lambda stream: (
+        stream.select_key(concat(field("b"), "!"), key=serdes.text)
+        .map_values(field("b"), value=serdes.text)
+        .to("out")
+    ),
     "a row with the key": lambda stream: stream.map_values_with_key(
         row(key=key().is_null(), b=when(field("b") == 7, field("a"))),
         value=serdes.json,
@@ -454,7 +475,34 @@ def test_values_of_these_programs_do_not_become_dicts(flow: str) -> None:
     assert " is unread:" in source(FLOWS[flow])
 
 
-@pytest.mark.parametrize("flow", ["a row", "several filters", "a part"])
+@pytest.mark.parametrize("flow", [flow for flow in FLOWS if "a text as" in flow])
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {"a": st.integers(0, 2), "b": st.text(max_size=3), "c": st.integers(0, 9)}
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    odd=st.sampled_from([{}, {}, {"b": None}, {"c": None}, {"c": "x", "a": 0}]),
+)
+def test_new_keys_are_the_same(flow: str, rows: list[Any], odd: dict[str, Any]) -> None:
+    rows[-1] |= odd
+    texts = [orjson.dumps(row) for row in rows]
+    natively = outcome(compiled(FLOWS[flow], native=True), texts)
+    assert natively == outcome(compiled(FLOWS[flow], native=False), texts)
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        "a row",
+        "several filters",
+        "a part",
+        *(each for each in FLOWS if "a text" in each),
+    ],
+)
 def test_a_batch_goes_to_its_sink_at_once(flow: str) -> None:
     assert "if all_read and not headed" in source(FLOWS[flow])
 

@@ -68,8 +68,9 @@ class Parts(Protocol):
         values: Sequence[bytes | None],
         unread: object,
     ) -> tuple[list[tuple[list[Any], type | None]], bool]:
-        """Return each column with its class (int or float) if all its items are of that
-        class, else None; and whether all records were read.
+        """Return each column with its class (int, float or str) if all records were
+        read, and its items of all that pass the truths are of that class, else None; and
+        whether all records were read.
 
         A record is `unread` in all columns if the value is not a JSON object, or the
         reader is not certain of an item, as of a bare field that is missing. After a

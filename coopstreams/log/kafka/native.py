@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 20
+INTERFACE = 21
 """The version of the extension's interface that this module knows; `native/src/lib.rs`
 has the same number.
 """
