@@ -42,6 +42,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 from coopstreams.commit.record import Ahead
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
@@ -196,6 +197,26 @@ class Step:
         )
 
 
+class Steps(Protocol):
+    """What gives steps: `SourceQueues`, `birth_order.BirthOrder`."""
+
+    def next(self, most: int, now: float, /) -> Step | None:
+        """Return the first step, of at most `most` records; None: there is none."""
+
+
+def next_run(queues: Steps, most: int, now: float) -> list[Step]:
+    """Return the next steps, of at most `most` records together. Empty: there is none.
+
+    A step without records counts as one: who asks for one record gets one step.
+    """
+    run: list[Step] = []
+    room = most
+    while room > 0 and (step := queues.next(room, now)) is not None:
+        run.append(step)
+        room -= max(1, len(step.columns))
+    return run
+
+
 class SourceQueues:
     """The queues of one task.
 
@@ -307,17 +328,6 @@ class SourceQueues:
         return (
             self._take(name, source, None, most, ties=False) if source.waiting else None
         )
-
-    def run(self, most: int, now: float) -> list[Step]:
-        """Return the first steps that `steps` would yield, of at most `most` records
-        together. Empty: there is none.
-        """
-        run: list[Step] = []
-        room = most
-        while room > 0 and (step := self.next(room, now)) is not None:
-            run.append(step)
-            room -= len(step.columns)
-        return run
 
     def _next(self, most: int, now: float) -> Step | None:
         """Return a step of the source with the earliest head time, up to the head time

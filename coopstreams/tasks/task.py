@@ -55,6 +55,7 @@ from coopstreams.tasks.queues import (
     Pace,
     SourceQueues,
     Step,
+    next_run,
 )
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task_figures import TaskFigures
@@ -471,12 +472,12 @@ class Task:
                     self.program.advance(*reached)
                 continue
             self._reach_end_of(step, columns)
-            if step.ahead is None:
-                done[step.source] = step
-            else:
-                self.progress.born_up_to(step.source, step.next_offset, step.ahead)
+            done[step.source] = step
         for source, last in done.items():
-            self.progress.advance(source, last.next_offset, last.stream_time)
+            if last.ahead is None:
+                self.progress.advance(source, last.next_offset, last.stream_time)
+            else:
+                self.progress.born_up_to(source, last.next_offset, last.ahead)
         return records
 
     def _unseen(self, step: Step, unseen_from: dict[TopicPartition, int]) -> Columns:
@@ -526,39 +527,23 @@ class Task:
     def _runs(self, now: float, *, single: bool) -> Iterator[Sequence[Step]]:
         """Yield the steps that may be processed now, in order, in runs: sources that
         take turns have many short steps, so what may be done once a run is not done
-        once a step.
+        once a step. Steps of one record that are left from an earlier call come first.
         """
-        if single or self.calls is not None or isinstance(self.queues, BirthOrder):
-            for step in self._steps(now, single=single):
-                yield [step]
+        yield from self._left()
+        if self.calls is None:
+            while run := next_run(self.queues, self._size(single=single), now):
+                yield run
             return
-        while self._singles:
-            yield [self._singles.popleft()]
-        while run := self.queues.run(self._size(single=single), now):
-            yield run
-
-    def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order. Steps of one record that
-        are left from an earlier call come first.
-        """
-        if self._singles:
-            yield from self._left()
-        calls = self.calls
-        for step in (
-            self._queued(now, single=single)
-            if calls is None
-            else self._called(calls, now, single=single)
-        ):
+        for step in self._called(self.calls, now, single=single):
             if single and len(step.columns) > 1:
                 self._singles.extend(step.singles())
                 yield from self._left()
             else:
-                yield step
+                yield [step]
 
-    def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps of the queues, each as large as the pace allows."""
-        while (step := self.queues.next(self._size(single=single), now)) is not None:
-            yield step
+    def _left(self) -> Iterator[Sequence[Step]]:
+        while self._singles:
+            yield [self._singles.popleft()]
 
     def _called(
         self,
@@ -612,10 +597,6 @@ class Task:
         being made.
         """
         return self.calls is not None and self.calls.wait(1.0)
-
-    def _left(self) -> Iterator[Step]:
-        while self._singles:
-            yield self._singles.popleft()
 
     @property
     def retries(self) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
-from coopstreams.tasks.queues import SourceQueues
+from coopstreams.tasks.queues import SourceQueues, next_run
 from coopstreams.topology.columns import Columns, TopicPartition
 
 TABLE = TopicPartition("customers", 0)
@@ -193,7 +193,7 @@ def test_runs_have_the_records_of_the_steps_and_no_more_than_is_asked_for(
         return queues
 
     queues, found, count = filled(), list[tuple[str, int]](), 0
-    while run := queues.run(sizes[count % len(sizes)], 0.0):
+    while run := next_run(queues, sizes[count % len(sizes)], 0.0):
         offsets = [
             (step.source.topic, offset)
             for step in run
