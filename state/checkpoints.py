@@ -143,7 +143,8 @@ class Checkpoints:
         return min(run.offset for run in runs) if known else None
 
     def observed(self, groups: KeyGroups = ALL_GROUPS) -> int:
-        """Return the smallest window start that these key groups have observed.
+        """Return the start of the newest window that all of these key groups have
+        observed: the smallest `observed` of their checkpoints.
 
         It is the smallest, because a lagging sibling still needs its windows. A window
         that is kept too long is hidden as soon as stream time advances.

@@ -1,5 +1,7 @@
 """An engine in memory: for `in_memory` stores, tests, and the topology test driver. Its
 rows are lost when the process ends.
+
+Relies on: `engine` (the contract: threads, iterators of a moment, what a drop means).
 """
 
 from __future__ import annotations

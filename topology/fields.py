@@ -3,8 +3,7 @@ field("price") > 100` a condition on two parts.
 
 An expression is callable like any function of `(value)`, `(key, value)` or, in a join,
 `(left, right)`. It can be read as well: a generated loop contains its code, a native
-plan of a backfill translates it to Spark SQL. `expression_values` says what each
-operation returns.
+plan of a backfill translates it to Spark SQL.
 
 Invariant: an expression is immutable and pure, and never fails a record: in doubt it is
 null, as in SQL. Only `field(...)` by itself is the function that it always was: it
@@ -16,6 +15,9 @@ Turned down: an error where a part is missing (in an expression it could depend 
 loops over lists: a lambda says it better, and no other engine could read it. Dates,
 decimals and bytes as constants: JSON has none. `and`, `or`, `not` and `if` raise:
 Python calls `bool()` on their operands at build time, which loses the expression.
+Relies on: `expression_values` (what each operation returns), `expression_code`,
+`expression_trees` with `native/src/expressions.rs`, `spark/native/sql_expressions`. A new
+function is a row in each of them, and in `tests/topology/drawn_expressions.py`.
 """
 
 from __future__ import annotations

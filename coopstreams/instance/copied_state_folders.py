@@ -25,7 +25,7 @@ def twins(
     """Return a sentence for each other member that has a transactional id of this
     process.
 
-    `folder`: the state folder of this process.
+    `process`: the name of this run. `folder`: its state folder.
     """
     infos = [member.info for member in cluster.members]
     mine = {

@@ -46,7 +46,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PositionCheck:
-    """Checks the positions of one application. Used by the opener thread."""
+    """Checks that no task of an application begins at `auto.offset.reset` because its
+    position was lost, or goes on from one that another tool has set. Used by the opener
+    thread.
+    """
 
     group: str
     log: Log

@@ -143,7 +143,7 @@ class ShareTimes:
 
 class ShareThread:
     """One member of the share group, for all sub-topologies that read by it. Other
-    threads call `start`, `ask_to_stop` and `join`.
+    threads call `start`, `hurry`, `ask_to_stop` and `join`, and read `figures`.
     """
 
     def __init__(

@@ -35,7 +35,9 @@ def absolute(place: str) -> str:
 
 
 def stage_name(stage: Stage) -> str:
-    """Return the name of a stage within a run."""
+    """Return how the files of a stage begin in the folder of its run: `stage-0`, or
+    `stage-0-round-2` of an earlier round. (`Stage.name` is for people.)
+    """
     return (
         f"stage-{stage.subtopology}"
         if stage.is_last

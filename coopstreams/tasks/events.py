@@ -1,9 +1,10 @@
 """The events that the threads of an instance send to its control thread, as values.
 
-Only the control thread decides; the opener, the stream threads and the group member put
-events into its inbox.
+Only the control thread decides; the opener, the stream threads, the group member and
+whoever else works beside it put events into its inbox.
 
-Relies on: `instance.dispatch` and `instance.instance` (what follows an event).
+Relies on: `instance.instance` (what follows an event; while it gives its tasks up, only
+of some of them).
 """
 
 from __future__ import annotations

@@ -466,8 +466,9 @@ def _branch(
     key: Any,
     value: Any,
 ) -> int:
-    """Return the number of the branch that takes the record; one more than the last:
-    none does.
+    """Return the number of the branch that takes the record: the index (from 0) of the
+    first predicate that is true; if none is, `len(predicates)`, which is that of the
+    default branch.
     """
     return next(
         (

@@ -869,7 +869,10 @@ class BoundProgram:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The generated code of one variant of a program, not yet bound to a task."""
+    """The code that was generated for a program under the conditions of one
+    `operators.compiler.Variant` (record cache or none, siblings or none), not yet bound
+    to a task.
+    """
 
     text: str
     """The generated source, for people and tracebacks."""

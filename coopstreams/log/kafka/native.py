@@ -189,8 +189,8 @@ class Fetcher(Protocol):
         ...
 
     def errors(self) -> list[tuple[int, str, bool]]:
-        """Return the errors that `error_cb` would have got: code, text, and whether the
-        client is unusable.
+        """Return the errors that `error_cb` would have got since the last call, and
+        forget them: code, text, and whether the client is unusable.
         """
         ...
 
