@@ -36,7 +36,7 @@ def absolute(place: str) -> str:
 
 def stage_name(stage: Stage) -> str:
     """Return how the files of a stage begin in the folder of its run: `stage-0`, or
-    `stage-0-round-2` of an earlier round. (`Stage.name` is for people.)
+    `stage-0-round-2` of an earlier round; `Stage.name` is for people.
     """
     return (
         f"stage-{stage.subtopology}"
