@@ -366,7 +366,7 @@ class QueryApp:
                     raise
                 response = _failure(not_running())  # it waited for a thread
             except Exception as error:  # noqa: BLE001 the gate logs it
-                what = f"{request.method} {request.url.path}"
+                what = _request_line(request)
                 response = _failure(gate.error(error, what))
             response.headers[INSTANCE] = gate.here
             seconds = time.monotonic() - began
@@ -402,7 +402,7 @@ class QueryApp:
     async def _no_route(self, request: Request, error: Exception) -> Response:
         """Answer a request that no route takes."""
         assert isinstance(error, HTTPException)
-        refusal = unknown_path(f"{request.method} {request.url.path}")
+        refusal = unknown_path(_request_line(request))
         if error.status_code != refusal.status:
             refusal = QueryError(
                 "METHOD_NOT_ALLOWED",
@@ -537,6 +537,14 @@ def _forwarded(request: Request) -> bool:
 
 def _parameters(request: Request, *known: str) -> Parameters:
     return Parameters(request.scope["query_string"], known)
+
+
+def _request_line(request: Request) -> str:
+    """Return the method and path of a request. `request.url` would read the Host header,
+    too, and before Starlette 1.1 raises if that is malformed.
+    """
+    path: str = request.scope["path"]
+    return f"{request.method} {path}"
 
 
 def _raw_path(request: Request) -> bytes:

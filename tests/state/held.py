@@ -28,6 +28,12 @@ class Held(LocalFileSystem):  # type: ignore[misc]
     protocol = "held"
     gates: ClassVar[dict[str, Gate]] = {}
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return the path of a file; before fsspec 2026.4, that of local files only."""
+        plain = path.removeprefix("held://") if isinstance(path, str) else path
+        return super()._strip_protocol(plain)
+
     def get_file(
         self, path1: str, path2: str, callback: Any = None, **options: Any
     ) -> None:

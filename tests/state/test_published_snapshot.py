@@ -365,6 +365,12 @@ class CutShort(LocalFileSystem):  # type: ignore[misc]
     protocol = "cutshort"
     seen: ClassVar[set[str]] = set()
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return the path of a file; before fsspec 2026.4, that of local files only."""
+        plain = path.removeprefix("cutshort://") if isinstance(path, str) else path
+        return super()._strip_protocol(plain)
+
     def get_file(
         self, path1: str, path2: str, callback: Any = None, **options: Any
     ) -> None:
