@@ -3,6 +3,7 @@
 import operator
 import os
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.topology import aggregates
+from coopstreams.topology.dsl.windowed import TimeWindowedKStream
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
 SOURCE, SINK = (
@@ -77,11 +79,16 @@ _typed = StreamsBuilder(NAME)
 )
 typed = _typed.build()
 
+
+def _by_minute(builder: StreamsBuilder) -> TimeWindowedKStream[str, Any]:
+    """Return the records of each key and minute."""
+    orders = builder.stream(SOURCE, key=serdes.text, value=serdes.json)
+    return orders.group_by_key().windowed_by(TimeWindows(minutes=1))
+
+
 _windowed = StreamsBuilder(NAME)
 (
-    _windowed.stream(SOURCE, key=serdes.text, value=serdes.json)
-    .group_by_key()
-    .windowed_by(TimeWindows(minutes=1))
+    _by_minute(_windowed)
     .aggregate(
         lambda: 0,
         lambda _, value, total: total + value["amount"],
@@ -95,9 +102,7 @@ windowed = _windowed.build()
 
 _windowed_final = StreamsBuilder(NAME)
 (
-    _windowed_final.stream(SOURCE, key=serdes.text, value=serdes.json)
-    .group_by_key()
-    .windowed_by(TimeWindows(minutes=1))
+    _by_minute(_windowed_final)
     .emit_strategy("on_window_close")
     .aggregate(
         lambda: 0,
@@ -112,9 +117,7 @@ windowed_final = _windowed_final.build()
 
 _windowed_suppressed = StreamsBuilder(NAME)
 (
-    _windowed_suppressed.stream(SOURCE, key=serdes.text, value=serdes.json)
-    .group_by_key()
-    .windowed_by(TimeWindows(minutes=1))
+    _by_minute(_windowed_suppressed)
     .aggregate(
         lambda: 0,
         lambda _, value, total: total + value["amount"],
@@ -129,9 +132,7 @@ windowed_suppressed = _windowed_suppressed.build()
 
 _windowed_named = StreamsBuilder(NAME)
 (
-    _windowed_named.stream(SOURCE, key=serdes.text, value=serdes.json)
-    .group_by_key()
-    .windowed_by(TimeWindows(minutes=1))
+    _by_minute(_windowed_named)
     .aggregate(
         n=aggregates.count(),
         total=aggregates.sum_("amount"),
@@ -144,9 +145,7 @@ windowed_named = _windowed_named.build()
 
 _windowed_dict = StreamsBuilder(NAME)
 (
-    _windowed_dict.stream(SOURCE, key=serdes.text, value=serdes.json)
-    .group_by_key()
-    .windowed_by(TimeWindows(minutes=1))
+    _by_minute(_windowed_dict)
     .aggregate(
         lambda: {"n": 0, "total": 0},
         lambda _, value, row: {

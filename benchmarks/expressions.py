@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.aggregates import SOURCE, cost_of
+from benchmarks.report import planes
 from coopstreams import KStream, StreamsBuilder, field, row, serdes, when
-from coopstreams.log.kafka.native import data_plane
 from coopstreams.topology.columns import Columns
 
 BATCH, BATCHES = 10_000, 20
@@ -145,17 +145,20 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    planes = [False, True] if data_plane() == "native" else [False]
     shown = Table("case", "by", "plane", "ns of CPU a record")
     for (case, by), flow in CASES.items():
-        found: dict[bool, list[float]] = {plane: [] for plane in planes}
+        found: dict[str, list[float]] = {plane: [] for plane in planes()}
         for _ in range(arguments.rounds):
-            for native in planes:
+            for plane, times in found.items():
                 with tempfile.TemporaryDirectory() as folder:
-                    took = timed(flow, arguments.records, Path(folder), native=native)
-                found[native].append(took)
-        for native, times in found.items():
-            plane = "native" if native else "pure Python"
+                    took = timed(
+                        flow,
+                        arguments.records,
+                        Path(folder),
+                        native=plane == "native",
+                    )
+                times.append(took)
+        for plane, times in found.items():
             shown.add_row(case, by, plane, f"{statistics.median(times):,.0f}")
     Console().print(shown)
 

@@ -230,7 +230,7 @@ class SourceQueues:
         max_idle_ms: int = 0,
     ) -> None:
         self.waits_until: float | None = None
-        """The time at which `steps` may yield more without further records; None:
+        """The time at which `next` may return more without further records; None:
         never. Units: seconds.
         """
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
@@ -310,18 +310,13 @@ class SourceQueues:
         source.stream_time = stream_time
         source.at_end = True
 
-    def steps(self, most: int, now: float) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order, of at most `most`
-        records each.
-
-        Records that must wait for another source stay queued. Units: `now` in seconds
-        of a monotonic clock.
-        """
-        while (step := self.next(most, now)) is not None:
-            yield step
-
     def next(self, most: int, now: float) -> Step | None:
-        """Return the first step that `steps` would yield; None if there is none."""
+        """Return the records that may be processed now, in order, at most `most` of one
+        source; None: there are none. Records that must wait for another source stay
+        queued.
+
+        Units: `now` in seconds of a monotonic clock.
+        """
         if len(self._in_order) > 1:
             return self._next(most, now)
         name, source = self._in_order[0]

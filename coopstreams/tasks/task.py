@@ -49,7 +49,6 @@ from coopstreams.tasks.mark_schedule import MarkSchedule
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.promised_times import read_time_of
 from coopstreams.tasks.queues import (
-    FIRST_STEP,
     MOST_AT_ONCE,
     STEP_S,
     Pace,
@@ -502,8 +501,8 @@ class Task:
         """Advance the program's stream time to that of a step. `columns`: the records of
         it that were processed; the program has advanced to the last of them by itself.
         """
-        reached = columns.stream_times[-1] if len(columns) else NO_STREAM_TIME
-        if step.stream_time != reached or step.operator_times or not len(columns):
+        is_there = len(columns) and columns.stream_times[-1] == step.stream_time
+        if not is_there or step.operator_times:
             self.program.advance(step.source, step.stream_time, step.operator_times)
 
     def _call_functions(
@@ -562,7 +561,7 @@ class Task:
 
     def _size(self, *, single: bool) -> int:
         if single:
-            return 1 if self.calls is None else FIRST_STEP
+            return 1
         return min(self._pace.most, self._most_applied, self._at_most)
 
     @property

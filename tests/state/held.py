@@ -22,17 +22,23 @@ class Gate:
         """The requests that are held."""
 
 
-class Held(LocalFileSystem):  # type: ignore[misc]
-    """The file system: local files whose downloads wait at gates."""
-
-    protocol = "held"
-    gates: ClassVar[dict[str, Gate]] = {}
+class LocalFiles(LocalFileSystem):  # type: ignore[misc]
+    """Local files under another protocol."""
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         """Return the path of a file; before fsspec 2026.4, that of local files only."""
-        plain = path.removeprefix("held://") if isinstance(path, str) else path
+        plain = (
+            path.removeprefix(f"{cls.protocol}://") if isinstance(path, str) else path
+        )
         return super()._strip_protocol(plain)
+
+
+class Held(LocalFiles):
+    """The file system: local files whose downloads wait at gates."""
+
+    protocol = "held"
+    gates: ClassVar[dict[str, Gate]] = {}
 
     def get_file(
         self, path1: str, path2: str, callback: Any = None, **options: Any

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +34,7 @@ from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, stands
+from tests.state.held import LocalFiles
 from tests.state.rows import rocks, stored
 from tests.state.test_restore import SIZE, SPEC, WINDOWS, Record, feed, some_log
 
@@ -359,17 +359,11 @@ def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     assert stored(restoring.database) == stored(restored(log, 1000))
 
 
-class CutShort(LocalFileSystem):  # type: ignore[misc]
+class CutShort(LocalFiles):
     """A file system on which the first download of each file ends too early."""
 
     protocol = "cutshort"
     seen: ClassVar[set[str]] = set()
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        """Return the path of a file; before fsspec 2026.4, that of local files only."""
-        plain = path.removeprefix("cutshort://") if isinstance(path, str) else path
-        return super()._strip_protocol(plain)
 
     def get_file(
         self, path1: str, path2: str, callback: Any = None, **options: Any

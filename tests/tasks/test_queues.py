@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
-from coopstreams.tasks.queues import SourceQueues, next_run
+from coopstreams.tasks.queues import SourceQueues, Step, next_run
 from coopstreams.topology.columns import Columns, TopicPartition
 
 TABLE = TopicPartition("customers", 0)
@@ -48,10 +48,15 @@ def run_of(
     return RecordBatch(source, 0, columns, next_offset, stream_time, at_end)
 
 
+def steps_of(queues: SourceQueues, most: int, now: float) -> Iterator[Step]:
+    while (step := queues.next(most, now)) is not None:
+        yield step
+
+
 def taken(queues: SourceQueues, now: float = 0.0) -> list[tuple[str, int]]:
     return [
         (step.source.topic, offset)
-        for step in queues.steps(1 << 20, now)
+        for step in steps_of(queues, 1 << 20, now)
         for offset in step.columns.offsets
     ]
 
@@ -122,7 +127,7 @@ def test_a_batch_from_below_what_was_received_changes_nothing() -> None:
     feed(queues, STREAM, [], upto=3, at_end=False)
     assert (queues.received(STREAM), queues.waiting(STREAM)) == (3, 3)
     assert [
-        (step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)
+        (step.next_offset, len(step.columns)) for step in steps_of(queues, 1 << 20, 0.0)
     ] == [(3, 3)]
 
 
@@ -132,7 +137,7 @@ def test_a_batch_that_reports_the_end_again_is_a_step_without_records() -> None:
     assert taken(queues) == [("orders", 0)]
     feed(queues, STREAM, [], upto=1, at_end=True)
     assert [
-        (step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)
+        (step.next_offset, len(step.columns)) for step in steps_of(queues, 1 << 20, 0.0)
     ] == [(1, 0)]
 
 
@@ -140,7 +145,7 @@ def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> Non
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)
     feed(queues, TABLE, log_of([4]), upto=1, at_end=False)
-    steps = list(queues.steps(1 << 20, 0.0))
+    steps = list(steps_of(queues, 1 << 20, 0.0))
     assert [
         (step.source.topic, step.next_offset, step.stream_time) for step in steps
     ] == [
@@ -166,7 +171,7 @@ def test_steps_of_any_sizes_have_each_record_once_and_in_the_same_order(
 
     queues, found, count = filled(), list[tuple[str, int]](), 0
     while (
-        step := next(queues.steps(sizes[count % len(sizes)], 0.0), None)
+        step := next(steps_of(queues, sizes[count % len(sizes)], 0.0), None)
     ) is not None:
         assert len(step.columns) <= sizes[count % len(sizes)]
         found += [(step.source.topic, offset) for offset in step.columns.offsets]
@@ -446,7 +451,7 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
             upto == len(logs[source]),
         )
         queues.add(run_of(source, records, upto, time, at_end=end))
-        for step in queues.steps(random.choice((1, 3, 1 << 20)), 0.0):
+        for step in steps_of(queues, random.choice((1, 3, 1 << 20)), 0.0):
             begins = (
                 step.columns.stream_times[0] if len(step.columns) else step.stream_time
             )
@@ -497,7 +502,7 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
     batches = queues._sources[STREAM].waiting
     assert not any(not one.left and not other.left for one, other in pairwise(batches))
     feed(queues, TABLE, log_of([1000]), upto=1, at_end=False)
-    steps = [step for step in queues.steps(1 << 20, 0.0) if step.source == STREAM]
+    steps = [step for step in steps_of(queues, 1 << 20, 0.0) if step.source == STREAM]
     assert sum(len(step.columns) for step in steps) == len(log)
     if steps:
         assert (steps[-1].next_offset, steps[-1].stream_time) == (upto, time)

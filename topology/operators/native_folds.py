@@ -137,13 +137,8 @@ def forward_closed_at_once(
     sinks = plain_sinks(node, compiler.analysis.nodes)
     if not may_be_columns(sinks, compiler):
         return
-    function.line(
-        f"updates = {closing}.columns({operator_time}, {encoder(compiler, node)})"
-    )
-    with function.block("if updates is not None:"):
-        for line in writes(compiler, sinks):
-            function.line(line)
-        function.line("return")
+    columns = f"{closing}.columns({operator_time}, {encoder(compiler, node)})"
+    write_columns(function, columns, sinks)
 
 
 def _begin(
@@ -379,6 +374,17 @@ def may_be_columns(
     births.
     """
     return sinks is not None and all(sink.topic not in compiler.timed for sink in sinks)
+
+
+def write_columns(function: Body, columns: str, sinks: Sequence[Sink]) -> None:
+    """Generate code that appends updates to the outputs of the sinks, and ends the
+    function; it goes on if `columns`, the code of the updates, gives None.
+    """
+    function.line(f"updates = {columns}")
+    with function.block("if updates is not None:"):
+        for line in writes(function.compiler, sinks):
+            function.line(line)
+        function.line("return")
 
 
 def writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:

@@ -27,7 +27,7 @@ from coopstreams.topology.graph.nodes import Node, Processing
 from coopstreams.topology.kept_headers import as_read, placed_headers
 from coopstreams.topology.operators.codegen import RecordVariables
 from coopstreams.topology.operators.compiler import Body, Compiler, Operator
-from coopstreams.topology.operators.native_folds import may_be_columns, writes
+from coopstreams.topology.operators.native_folds import may_be_columns, write_columns
 from coopstreams.topology.stores import BufferStore, Entry, TableStore
 from coopstreams.topology.suppression import SuppressedUpdate
 
@@ -333,11 +333,7 @@ def _write_due(
     due = compiler.function(f"{name}_due")
     sinks = plain_sinks(node, compiler.analysis.nodes)
     if node.until_close and compiler.caching and may_be_columns(sinks, compiler):
-        due.line(f"updates = {name}.columns({operator_time})")
-        with due.block("if updates is not None:"):
-            for line in writes(compiler, sinks):
-                due.line(line)
-            due.line("return")
+        write_columns(due, f"{name}.columns({operator_time})", sinks)
     with due.loop(
         f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"
     ):
